@@ -16,7 +16,7 @@ from ch14.compiled.lesson.experiments import CASES, list_kernels, make_table
 from ch14.descriptors.lesson import rules
 from ch14.fp8_gemm.lesson import impacts
 from ch14.fp8_gemm.lesson.experiments import CUBE, FP8_FLOPS, LONG, SHAPES, SPLIT, THIN
-from ch14.gemm.configs import configs, predicted_ms, rejection
+from ch14.gemm.configs import configs, predict_us, rejection
 from ch14.gemm.lesson import sweep as gemm_sweep
 from ch14.gemm.lesson.experiments import SQUARES
 from claims.judge import Evidence
@@ -306,12 +306,12 @@ def test_gemm_claim_rejects_what_the_model_rejects():
 
 
 def test_gemm_model_ranks_the_recorded_sweep():
-    by_name = {config.name: config for config in gemm_sweep.search_space()}
+    by_name = {config.name: config for config in gemm_sweep.swept_configs()}
     for side in SQUARES:
         rows = sort_by_speed(EVIDENCE("ch14_gemm_sweep", shape=[side] * 3))
         predicted = [row["predicted_ms"] for row in rows]
         assert predicted == pytest.approx(
-            [predicted_ms(by_name[row["kernel"]], *row["shape"], "bf16", 132) for row in rows]
+            [predict_us(by_name[row["kernel"]], *row["shape"]) / 1e3 for row in rows]
         )
         assert len(rows) > 60 and rank_correlation([1 / row["ratio"] for row in rows], predicted) >= 0.8
         # Finalists within 1 % of each other are a tie: the chip's clock decides which of them comes first in a

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import pathlib
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from tilelab.records import results
@@ -71,6 +71,8 @@ def unwritable_reason(path: str) -> str:
 
 # ---- the kinds of options
 
+LARGEST = 2**31 - 1  # size
+
 
 class Options(argparse.Namespace):
     """The values of a command's options."""
@@ -79,6 +81,14 @@ class Options(argparse.Namespace):
         """Print lines, unless standard output is kept for JSON."""
         if self.json != "-":
             print(*lines, sep="\n", flush=True)
+
+    def write(self, record: dict) -> None:
+        """Write a record as one JSON object where --json says."""
+        text = results.to_json(record) if self.json else ""
+        if self.json == "-":
+            print(text, end="")
+        elif self.json:
+            files.write_atomically(pathlib.Path(self.json), text)
 
 
 class Option:
@@ -92,24 +102,33 @@ class Option:
         self.keywords, self.convert = {"help": help or None, **keywords}, convert
 
 
-def parse_sizes(text: str, form: str, largest: int = 2**31 - 1) -> tuple[int, ...]:
+def parse_sizes(text: str, form: str, largest: int = LARGEST) -> tuple[int, ...]:
     """Return the numbers of "4096,64" for a form such as "R,C". ValueError unless each lies from 1 to `largest`."""
     parts = text.split(",")
     sizes = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 19]
     if not len(sizes) == len(parts) == len(form.split(",")) or not 0 < min(sizes) <= max(sizes) <= largest:
-        raise ValueError(f"it must be {form}, each from 1 to {largest:,}; it is {text[:60]!r}.")
+        raise ValueError(f"must be {form}, each from 1 to {largest:,}; it is {text[:60]}.")
     return tuple(sizes)
 
 
-def sizes(form: str, default: Sequence[int], help: str = "sizes", largest: int = 2**31 - 1) -> Option:
-    """Return an option of whole numbers, of which `form` says the names, such as "M,N,K"."""
+def sizes(
+    form: str,
+    default: Sequence[int],
+    help: str = "sizes",
+    largest: int = LARGEST,
+    rule: Callable[..., str] = lambda *sizes: "",
+) -> Option:
+    """Return an option of whole numbers, which `form` names, such as "M,N,K". `rule(*sizes)` says what else they must
+    be, or ""."""
     usual = ",".join(map(str, default))
-    return Option(
-        f"{help} (default {usual})",
-        lambda text, _: parse_sizes(text, form, largest),
-        default=usual,
-        metavar=form,
-    )
+
+    def convert(text: str, _: Options) -> tuple[int, ...]:
+        found = parse_sizes(text, form, largest)
+        if reason := rule(*found):
+            raise ValueError(f"must be {form} with {reason}; it is {text[:60]}.")
+        return found
+
+    return Option(f"{help} (default {usual})", convert, default=usual, metavar=form)
 
 
 def number(default: int, allowed: range, words: str, help: str = "", metavar: str | None = None) -> Option:
@@ -117,16 +136,21 @@ def number(default: int, allowed: range, words: str, help: str = "", metavar: st
 
     def convert(value: int, _: Options) -> int:
         if value not in allowed:
-            raise ValueError(f"it must be {words}; it is {value}.")
+            raise ValueError(f"must be {words}; it is {value}.")
         return value
 
     return Option(help, convert, type=int, default=default, metavar=metavar)
 
 
 def choice(choices: Iterable, default: Any = None, help: str = "") -> Option:
-    """Return an option that takes one of some values."""
+    """Return an option that takes one of some texts or numbers."""
     choices = tuple(choices)
     return Option(help, choices=choices, default=default, type=type(choices[0]))
+
+
+def named(values: dict[str, Any], default: str, help: str = "") -> Option:
+    """Return an option that takes one of the names, and whose value is the one of this name."""
+    return Option(help, lambda name, _: values[name], choices=tuple(values), default=default)
 
 
 def flag(help: str) -> Option:
@@ -139,7 +163,7 @@ def file(help: str, metavar: str = "PATH") -> Option:
 
     def convert(path: str, _: Options) -> str:
         if path != "-" and (reason := unwritable_reason(path)):
-            raise ValueError(f"it takes a file; {reason}.")
+            raise ValueError(f"takes a file; {reason}.")
         return path
 
     return Option(help, convert, metavar=metavar)
@@ -149,10 +173,19 @@ def target(help: str = "compile only, for this target (sm_100a); needs no GPU") 
     """Return an option for a target of tilelab.runtime.device.TARGETS."""
 
     def convert(name: str, _: Options) -> str:
-        device.target_limits(name)
+        try:
+            device.target_limits(name)
+        except ValueError as error:
+            raise ValueError(f"must name a target: {error}") from None
         return name
 
     return Option(help, convert, metavar="TARGET")
+
+
+def tune() -> Option:
+    """Return an option for a file of shapes, of which the command finds the fastest configurations."""
+    words = "find the fastest configuration for each shape M,N,K of a file, and keep it in tuned/, where"
+    return Option(f'{words} config="best" finds it', metavar="FILE")
 
 
 def configs(named: Callable[[Options], dict], default: str, help: str) -> Option:
@@ -168,7 +201,7 @@ def configs(named: Callable[[Options], dict], default: str, help: str) -> Option
             chosen["best"] = ["best"]
         if text not in {**known, **chosen}:
             every = ", ".join(dict.fromkeys([*known, "best", "all"]))
-            raise ValueError(f"it must be one of {every}; it is {text[:60]!r}.")
+            raise ValueError(f"must be one of {every}; it is {text[:60]!r}.")
         options.configs = {name: known[name] for name in chosen.get(text, [text])}
         return text
 
@@ -187,7 +220,12 @@ def label_row(options: Options, name: str, config: Any) -> dict:
     return {"name": name, "config": str(config)} | ({"op": options.op} if "op" in options else {})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def describe_tuned(options: Options) -> str:
+    """Return what a cancelled command has kept."""
+    return "the shapes that were printed are kept" if getattr(options, "tune", None) else ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Command:
     """The command of a topic: `main` reads the options, does what they ask for, and reports it.
 
@@ -201,27 +239,19 @@ class Command:
     options: dict[str, Option]
     source: Callable[[], str]  # the hash of the code that is measured
     columns: str = ""  # of the table; none for a command that prints its rows as they come
-    needs: tuple[str, str, str] = ("has_tma", "", "")  # what `device.require` takes before a measurement
-    complete: Callable[[Options], None] = lambda options: (
-        None
-    )  # adds values; ValueError for those that do not fit
-    alone: dict[str, tuple[str, ...]] = dataclasses.field(
-        default_factory=dict
-    )  # {option: those that go with it}
-    actions: dict[str, Action] = dataclasses.field(default_factory=dict)
+    needs: tuple[str, str, str] = ("has_tma", "it", "")  # what `device.require` takes before a measurement
+    alone: dict[str, tuple[str, ...]] = field(default_factory=dict)  # {option: those that go with it}
+    complete: Callable[[Options], None] = lambda options: None  # add values; ValueError if they do not fit
+    actions: dict[str, Action] = field(default_factory=dict)
     measure: Action | None = None
     compile: Action | None = None
-    reject: Callable[[Options, Any, str], str] = lambda options, config, target: (
-        ""
-    )  # why it cannot run on a target
+    reject: Callable[[Options, Any, str], str] = lambda *_: ""  # why a configuration cannot run on a target
     verify: Callable[[Options, Any], dict] | None = None  # the row of a configuration
     compare: Callable[[Options, dict], list[dict]] | None = None  # rows with times of {name: configuration}
     job: Callable[[Options, Any], build.Job] | None = None
     describe: Callable[[build.Report], dict] = lambda report: {}  # more columns of what was compiled
     label: Callable[[Options, str, Any], dict] = label_row  # the names in a row
-    kept: Callable[[Options], str] = lambda options: (
-        ""
-    )  # what is kept when the command is cancelled, after a "; "
+    kept: Callable[[Options], str] = describe_tuned  # what is kept when the command is cancelled
     partial: bool = False  # configurations that cannot run are part of a good answer
 
     def run(self) -> NoReturn:
@@ -262,7 +292,7 @@ class Command:
         for name in given & self.alone.keys():
             beside = self.alone[name]
             if others := given - {name, *beside}:
-                goes = f"goes with --{', --'.join(beside)} only" if beside else "stands alone"
+                goes = f"goes with --{' and --'.join(beside)} only" if beside else "stands alone"
                 parser.error(f"--{name} {goes}; --{min(others)} was given too.")
         options.given = given
         for name, option in {**self.options, "json": JSON}.items():
@@ -271,7 +301,7 @@ class Command:
                 if option.convert and value is not None:
                     setattr(options, name, option.convert(value, options))
             except (ValueError, OSError) as error:
-                parser.error(f"argument --{name}: {error}")
+                parser.error(f"--{name} {error}")
         try:
             self.complete(options)
         except ValueError as error:
@@ -292,12 +322,7 @@ class Command:
             targets = sorted({row["target"] for row in record.rows if row.get("target")})
             label = f"compiled for {', '.join(targets)}" if targets else record.label()
             print(results.table(record.rows, f"{record.experiment}: {label}", columns))
-        if options.json:
-            text = results.to_json(record.data)
-            if options.json == "-":
-                print(text, end="")
-            else:
-                files.write_atomically(pathlib.Path(options.json), text)
+        options.write(record.data)
 
     def _list_rejected(self, options: Options, target: str) -> dict[str, dict]:
         """Return the rows of configurations that cannot run on a target."""

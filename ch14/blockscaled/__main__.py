@@ -14,12 +14,13 @@ from ch14 import blockscaled, fp8_gemm, mx_formats
 from ch14.blockscaled import emulated, native
 from ch14.blockscaled.lesson import smem_planner
 from ch14.blockscaled.lesson.experiments import EMULATED_SOURCES, FP8_SOURCES
-from ch14.fp8_gemm.lesson import impacts, isolated, profile, tuning
+from ch14.fp8_gemm.lesson import impacts, isolated, profile, sweep
 from ch14.fp8_gemm.lesson.verification import judge
 from ch14.mx_formats import number_formats
 from tilelab import cli
 from tilelab.measure import bench, check
 from tilelab.runtime import build, device, provenance
+from tilelab.runtime.operands import require_one_of
 from tilelab.sweeps import tune
 
 FORMS = {
@@ -72,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; return 0 when all is fine, 1 for a wrong result, 2 when something could not run."""
     options = parse(argv)
     if options.tune is not None:
-        return tune.run_command("ch14.blockscaled", tuning.TUNABLE, options.tune)
+        return tune.run_command("ch14.blockscaled", sweep.Fp8Space, options.tune)
     if options.mode != "product":
         print(MODES[options.mode]())
         return 0
@@ -190,9 +191,7 @@ def _interpret(options) -> None:
         blockscaled.PAIR if given == FP8 else (mx_formats.format_with_kernels(FORMS[given]).name,) * 2
     )
     options.form = options.forms[0]
-    smem_planner.require_one_of(
-        "c_dtype of a kernel that runs (smem_planner plans more)", options.c_dtype, C_DTYPES
-    )
+    require_one_of("c_dtype of a kernel that runs (smem_planner plans more)", options.c_dtype, C_DTYPES)
     if given == FP8 and options.c_dtype != "BFloat16":
         raise ValueError(f"c_dtype is {options.c_dtype}; with Float32 scales C is BFloat16.")
     size, (m, n, k, count) = options.sf_vec_size, _numbers(options, "mnkl", 4)

@@ -45,8 +45,11 @@ def _suits_wgmma(target: str, c_dtype: torch.dtype, scaled: bool) -> bool:
     return target == "sm_90a" and c_dtype == torch.bfloat16 and not scaled
 
 
-def spec(a: Packed, b: Transposed) -> torch.Tensor:
-    """Return C (M, N) = A (M, K) @ B (K, N) in float64, of the numbers that the codes and scales stand for."""
+def spec(
+    a: Packed,  # (M, K)
+    b: Transposed,  # (K, N)
+) -> torch.Tensor:  # (M, N)
+    """Return A @ B in float64, of the numbers that the codes and scales stand for."""
     # NVFP4's tensor scale is applied in float64: its product with an element would be rounded in float32.
     left, right = (
         number_formats.dequantise(_without_tensor_scale(each).unpack()).double() for each in (a, b.T)
@@ -261,7 +264,13 @@ def describe_operands(a: Packed, weight: Packed) -> tuple[tuple, tuple, tuple]:
     )
 
 
-def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config="best") -> Launch:
+def prepare(
+    a: Packed,  # (M, K)
+    b: Transposed,  # (K, N)
+    *,
+    out: torch.Tensor | None = None,  # (M, N)
+    config: str | WgmmaConfig | GemmConfig = "best",
+) -> Launch:
     """Check the operands, compile, and return a Launch that computes C (M, N) = A (M, K) B (K, N).
 
     a is a Packed and b the transpose (.T) of one, each in any of FORMS, with scales in rows or tiles. M and N are
@@ -274,7 +283,13 @@ def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config
     return planner.prepare(tensors, out, *kinds, config)
 
 
-def run(a: Packed, b: Transposed, out: torch.Tensor | None, config) -> torch.Tensor:
+def run(
+    a: Packed,  # (M, K)
+    b: Transposed,  # (K, N)
+    *,
+    out: torch.Tensor | None = None,  # (M, N)
+    config: str | WgmmaConfig | GemmConfig = "best",
+) -> torch.Tensor:  # (M, N)
     """Return C, by a plan of an earlier call if there is one. Arguments as for `prepare`."""
     tensors, *kinds = describe_operands(a, b.T)
     return planner.run(tensors, out, *kinds, config)

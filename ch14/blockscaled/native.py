@@ -19,15 +19,28 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ch14.blockscaled.emulated import DTYPES as OUTPUTS
 from ch14.blockscaled.emulated import check_out, is_interpreted, operand_memory, packed_operands
 from ch14.blockscaled.emulated import spec as spec  # the same meaning on both paths
-from ch14.blockscaled.lesson.smem_planner import require_one_of
 from ch14.blockscaled.native_kernels import naive_kernel, native_kernel
 from ch14.mx_formats import Packed, Transposed, format_with_kernels, number_formats, packing
-from tilelab.runtime import build, cuda, device, operands
+from tilelab.runtime import build, cuda, device, operands, spoken
 from tilelab.runtime.operands import Launch
 
 FORMS = {"mxfp8_e4m3": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}  # tl.dot_scaled's name of the elements
 ROWS, GROUPS = packing.TILE  # of a tile of scales
 EMULATED = "ch14.blockscaled's emulated path"
+
+
+PHRASES = {
+    "block_m block_n block_k": "{}×{}×{}",
+    "num_warps": "{} warps",
+    "num_stages": "{} stages",
+    "kernel": "{}",
+    "epilogue_subtile": "{} subtiles",
+    "fused": "fused",
+}
+_OLD_NAME = re.compile(
+    r"(?P<kernel>[a-z]+) (?P<block_m>\d+),(?P<block_n>\d+),(?P<block_k>\d+),(?P<num_warps>\d+),(?P<num_stages>\d+)"
+    r"( /(?P<epilogue_subtile>\d))?(?P<fused> fused)?"
+)
 
 
 @dataclass(frozen=True)
@@ -58,17 +71,19 @@ class NativeConfig:
             ("epilogue_subtile", (1, 2, 4)),
             ("fused", (False, True)),
         ):
-            require_one_of(name, getattr(self, name), allowed)
+            operands.require_one_of(name, getattr(self, name), allowed)
         if self.kernel == "naive" and (self.epilogue_subtile, self.fused) != (1, False):
             raise ValueError(
                 "epilogue_subtile and fused belong to the native kernel; the naive one has neither."
             )
 
-    def __str__(self):
-        tile = (
-            f"{self.kernel} {self.block_m},{self.block_n},{self.block_k},{self.num_warps},{self.num_stages}"
-        )
-        return tile + f" /{self.epilogue_subtile}" * (self.epilogue_subtile > 1) + " fused" * self.fused
+    @property
+    def name(self) -> str:
+        """Return the spoken name, such as "128×256×256 · 8 warps · 4 stages · native · 4 subtiles"."""
+        return spoken.say(self, PHRASES, always=("kernel",))
+
+    def __str__(self) -> str:
+        return self.name
 
     def constants(self, form: number_formats.BlockFormat, sms: int, whole: bool) -> dict:
         """Return the kernel's constexpr arguments; raise ValueError for a step that cuts through a tile of scales."""
@@ -98,6 +113,11 @@ class NativeConfig:
             # A side of a box has at most 256 elements, so a tile of 512 scales becomes two rows.
             boxes |= {f"{name}_desc": [side, width], f"{name}_scale_desc": [side // ROWS, groups, 2, 256]}
         return boxes | {"c_desc": [self.block_m, self.block_n // self.epilogue_subtile]}
+
+
+def parse(text: str) -> NativeConfig:
+    """Return the configuration of a name, as `NativeConfig.name` says it or in the old spelling, "native 128,256,…"."""
+    return NativeConfig(**spoken.read(text, PHRASES, _OLD_NAME))
 
 
 def _lookup(form: str | number_formats.BlockFormat) -> number_formats.BlockFormat:
@@ -228,7 +248,24 @@ def _choose_runnable(
     raise device.Unsupported(reasons[0])
 
 
-def prepare(a: Packed, b: Transposed, *, out: torch.Tensor | None = None, config="best") -> Launch:
+def run(
+    a: Packed,  # (M, K)
+    b: Transposed,  # (K, N)
+    *,
+    out: torch.Tensor | None = None,  # (M, N)
+    config: str | NativeConfig = "best",
+) -> torch.Tensor:  # (M, N)
+    """Return C. Arguments and errors as for `prepare`."""
+    return prepare(a, b, out=out, config=config)()
+
+
+def prepare(
+    a: Packed,  # (M, K)
+    b: Transposed,  # (K, N)
+    *,
+    out: torch.Tensor | None = None,  # (M, N)
+    config: str | NativeConfig = "best",
+) -> Launch:
     """Check the operands, compile, build descriptors, and return a Launch that computes C (M, N) = A (M, K) B (K, N).
 
     a is a Packed and b the transpose (.T) of one, in one of FORMS with blocks along K. Scales in tiles (with zeros in

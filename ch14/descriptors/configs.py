@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilelab.runtime import device
+from tilelab.runtime import device, spoken
 from tilelab.runtime.operands import choose_config, require_whole_numbers
 
 OPS = ("copy", "add", "gather")
@@ -72,12 +72,18 @@ class TileConfig:
     def uses_descriptors(self) -> bool:
         return self.way != "pointers"
 
-    def __str__(self):  # records hold it
-        loop = f"span {self.tiles_per_cta}" if self.tiles_per_cta else f"{self.ctas_per_sm} an SM"
-        return (
-            f"{self.way} {' × '.join(map(str, self.block))}, {self.num_warps} warp{'s' * (self.num_warps > 1)}, "
-            f"{loop}, {self.stages} stage{'s' * (self.stages > 1)}"
-        )
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """Return the name that a person can say: "host · 2×1024 · 4 warps · 1 tile per CTA · 1 stage"."""
+        if self.tiles_per_cta:
+            loop = spoken.count(self.tiles_per_cta, "tiles per CTA")
+        else:
+            loop = spoken.count(self.ctas_per_sm, "CTAs per SM")
+        warps, stages = spoken.count(self.num_warps, "warps"), spoken.count(self.stages, "stages")
+        return spoken.SEPARATOR.join([self.way, "×".join(map(str, self.block)), warps, loop, stages])
 
     def constants(self) -> dict:
         """Return the constexpr arguments that all kernels take."""

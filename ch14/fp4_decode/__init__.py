@@ -13,21 +13,43 @@ import torch
 import triton
 
 from ch14.fp4_decode import operator
-from ch14.fp4_decode.configs import STAGED, DecodeConfig, best_config, configs, launch_options, padded_tokens
+from ch14.fp4_decode.configs import (
+    STAGED,
+    DecodeConfig,
+    best_config,
+    configs,
+    launch_options,
+    padded_tokens,
+    parse,
+)
 from ch14.fp4_decode.kernels import decode_plain_kernel, decode_registers_kernel
 from ch14.mx_formats import number_formats, packing
 from tilelab.runtime import build, device, operands, operators, triton_launch, workspace
 from tilelab.runtime.operands import Launch
 from tilelab.runtime.plans import Plan, Planner
 
-__all__ = ["spec", "decode", "prepare", "configs", "DecodeConfig", "best_config", "padded_tokens", "job"]
+__all__ = [
+    "spec",
+    "decode",
+    "prepare",
+    "configs",
+    "DecodeConfig",
+    "best_config",
+    "padded_tokens",
+    "parse",
+    "job",
+]
 
 BLOCK = 32  # weights that share a scale
 IS_INTERPRETED = not isinstance(decode_plain_kernel, triton.JITFunction)
 
 
-def spec(x, weight, scales):
-    """Return x (M, K) @ W^T in float64, for W (N, K) in MXFP4. Arguments as for `decode`."""
+def spec(
+    x: torch.Tensor,  # (M, K)
+    weight: torch.Tensor,  # (N, K / 2)
+    scales: torch.Tensor,  # (N, K / 32)
+) -> torch.Tensor:  # (M, N)
+    """Return x @ W^T in float64, for W (N, K) in MXFP4. Arguments as for `decode`."""
     codes = packing.unpack(weight, 4, 2 * weight.shape[1])
     dense = number_formats.dequantise(
         number_formats.Quantised(number_formats.lookup("mxfp4"), codes, scales, None)
@@ -100,11 +122,11 @@ def _build(x, weight, scales, out, config, early: bool):
     if config.kernel == "registers":
         kernel, tensors = decode_registers_kernel, (x, weight.view(torch.int32), scales, out)
         whole_words = k % 128 == 0 and scales.data_ptr() % 4 == 0
-        constants |= dict(AHEAD=config.ahead, SCALES_PER_LOAD=4 if whole_words else 1)
+        constants |= dict(AHEAD=config.num_stages, SCALES_PER_LOAD=4 if whole_words else 1)
         constants |= launch_options(config, m)
     else:
         kernel, tensors = decode_plain_kernel, (x.view(torch.int16), weight, scales, out.view(torch.int16))
-        constants |= dict(FLOAT32=IS_INTERPRETED, num_stages=config.ahead)
+        constants |= dict(FLOAT32=IS_INTERPRETED, num_stages=config.num_stages)
         early = False
     names = ("x_ptr", "weight_ptr", "scales_ptr", "out_ptr", "parts_ptr", "arrivals_ptr")
     arguments = dict(zip(names, (*tensors, *_make_workspace(parts, counters, x.device))))
@@ -145,7 +167,14 @@ def decode_operator(x, weight, scales, config="best"):
     return planner.run((x, weight, scales), None, config)
 
 
-def prepare(x, weight, scales, *, out=None, config="best") -> Launch:
+def prepare(
+    x: torch.Tensor,  # (M, K)
+    weight: torch.Tensor,  # (N, K / 2)
+    scales: torch.Tensor,  # (N, K / 32)
+    *,
+    out: torch.Tensor | None = None,  # (M, N)
+    config: str | DecodeConfig = "best",
+) -> Launch:
     """Check the arguments of `decode`, make its work space, and return a Launch. Arguments as there.
 
     Launches share the work space, so only one may be in flight. A launch of the registers kernel loads weights before
@@ -159,8 +188,20 @@ def prepare(x, weight, scales, *, out=None, config="best") -> Launch:
     return Launch(functools.partial(launch, *tensors), out, config)
 
 
-def decode(x, weight, scales, *, out=None, config="best"):
-    """Return out (M, N) = x (M, K) @ W^T for 1 to 64 tokens, accumulated in float32, as F.linear(x, W) does.
+def run(x, weight, scales, *, out=None, config="best") -> torch.Tensor:
+    """Return what `decode` does, for tensors that nobody traces or differentiates."""
+    return planner.run((x, weight, scales), out, config)
+
+
+def decode(
+    x: torch.Tensor,  # (M, K)
+    weight: torch.Tensor,  # (N, K / 2)
+    scales: torch.Tensor,  # (N, K / 32)
+    *,
+    out: torch.Tensor | None = None,  # (M, N)
+    config: str | DecodeConfig = "best",
+) -> torch.Tensor:  # (M, N)
+    """Return out = x @ W^T for 1 to 64 tokens, accumulated in float32, as F.linear(x, W) does.
 
     x is bfloat16. W (N, K) is in MXFP4. Its weight (N, K / 2) uint8 holds two e2m1 codes per byte, the first in the
     lower half. Its scales (N, K / 32) uint8 are E8M0, where 255 is NaN. K is a multiple of 32, N anything. All tensors
@@ -170,7 +211,7 @@ def decode(x, weight, scales, *, out=None, config="best"):
     """
     if operators.is_traced(x, weight, scales):
         return operators.store(decode_operator(x, weight, scales, config), out)
-    return planner.run((x, weight, scales), out, config)
+    return run(x, weight, scales, out=out, config=config)
 
 
 def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
@@ -185,8 +226,8 @@ def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
         arrivals_ptr="*i32",
     )
     constants = dict(BLOCK_N=config.block_n, TOKENS=padded_tokens(m, config.kernel), SHARE=config.share)
-    constants |= dict(AHEAD=config.ahead, SCALES_PER_LOAD=4) if registers else dict(FLOAT32=False)
-    options = dict(options=launch_options(config, m)) if registers else dict(num_stages=config.ahead)
+    constants |= dict(AHEAD=config.num_stages, SCALES_PER_LOAD=4) if registers else dict(FLOAT32=False)
+    options = dict(options=launch_options(config, m)) if registers else dict(num_stages=config.num_stages)
     return build.Job(
         f"ch14.fp4_decode.kernels:decode_{config.kernel}_kernel",
         pointers | dict.fromkeys(("M", "N", "blocks"), "i32"),

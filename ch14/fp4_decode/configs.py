@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
-from tilelab.runtime import device
+from tilelab.runtime import device, spoken
 
 MAX_TOKENS = 64
 
 STAGED = 32768  # bf16 elements of x that a program stages at most: 64 KiB of shared memory
 
 
+PHRASES = {"block_n share": "{}×{}", "num_warps": "{} warps", "num_stages": "{} stages", "kernel": "{}"}
+_OLD_NAME = re.compile(
+    r"(?P<kernel>[a-z]+),(?P<block_n>\d+),(?P<share>\d+),(?P<num_warps>\d+),(?P<num_stages>\d+)"
+)
+
+
 @dataclass(frozen=True)
 class DecodeConfig:
     """Hold a program's tile, which is `block_n` rows of W and `share` columns. Raise ValueError for impossible values.
 
-    `kernel` is "registers" (Gluon), which keeps `ahead` slabs of 128 columns in registers, or "plain" (Triton), which
-    has `ahead` stages.
+    `kernel` is "registers" (Gluon), which keeps `num_stages` slabs of 128 columns in registers, or "plain" (Triton), which
+    has `num_stages` stages.
     """
 
     kernel: str
     block_n: int
     share: int
     num_warps: int
-    ahead: int
+    num_stages: int
 
     def __post_init__(self):
         if self.kernel not in ("registers", "plain"):
@@ -33,7 +40,7 @@ class DecodeConfig:
             ("block_n", 16, 512),
             ("share", 128, 4096),
             ("num_warps", 1, 16),
-            ("ahead", 1, 8),
+            ("num_stages", 1, 8),
         ):
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high or value & (value - 1):
@@ -42,15 +49,25 @@ class DecodeConfig:
             raise ValueError(
                 f"block_n is {self.block_n}; {self.num_warps} warps need {16 * self.num_warps} rows."
             )
-        if self.kernel == "registers" and 128 * self.ahead > self.share:
-            raise ValueError(f"{self.ahead} slabs of 128 columns are more than a share of {self.share}.")
+        if self.kernel == "registers" and 128 * self.num_stages > self.share:
+            raise ValueError(f"{self.num_stages} slabs of 128 columns are more than a share of {self.share}.")
 
-    def __str__(self):
-        return f"{self.kernel},{self.block_n},{self.share},{self.num_warps},{self.ahead}"
+    @property
+    def name(self) -> str:
+        """Return the spoken name, such as "128×2048 · 8 warps · 4 stages · registers"."""
+        return spoken.say(self, PHRASES)
+
+    def __str__(self) -> str:
+        return self.name
 
     def grid(self, n: int, k: int) -> tuple[int, int]:
         """Return the blocks of rows and the shares of K."""
         return -(-n // self.block_n), -(-k // self.share)
+
+
+def parse(text: str) -> DecodeConfig:
+    """Return the configuration of a name, as `DecodeConfig.name` says it or in the old spelling with commas."""
+    return DecodeConfig(**spoken.read(text, PHRASES, _OLD_NAME))
 
 
 def padded_tokens(m: int, kernel: str = "registers") -> int:
@@ -66,7 +83,7 @@ def padded_tokens(m: int, kernel: str = "registers") -> int:
     return max(16 if kernel == "plain" else 8, 1 << (m - 1).bit_length())
 
 
-# block_n, share, num_warps, ahead: first the fastest on an H200 at 8192 x 8192, then smaller tiles for smaller weights.
+# block_n, share, num_warps, num_stages: first the fastest on an H200 at 8192 x 8192, then smaller tiles for smaller weights.
 # Each token takes registers for its sums, so more tokens leave room for fewer slabs or rows. Up to 16 tokens, 256 rows
 # halve what the warps read of the tokens.
 SMALLER = ((128, 1024, 8, 4), (64, 1024, 4, 4), (64, 512, 4, 4))
@@ -83,7 +100,8 @@ def _list_tiles(m: int) -> list[DecodeConfig]:
     most = STAGED // padded_tokens(m)
     tiles = next(tiles for tokens, tiles in TILES.items() if m <= tokens)
     return [
-        DecodeConfig("registers", rows, min(share, most), warps, ahead) for rows, share, warps, ahead in tiles
+        DecodeConfig("registers", rows, min(share, most), warps, stages)
+        for rows, share, warps, stages in tiles
     ]
 
 

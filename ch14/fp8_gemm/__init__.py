@@ -16,7 +16,16 @@ import torch.nn.functional as F
 
 from ch14 import mx_formats
 from ch14.fp8_gemm import operator
-from ch14.fp8_gemm.configs import BLOCK, Fp8Config, best_config, configs, operand_bytes, predict_us
+from ch14.fp8_gemm.configs import (
+    BLOCK,
+    Fp8Config,
+    best_config,
+    configs,
+    make_config,
+    operand_bytes,
+    parse,
+    predict_us,
+)
 from tilelab.runtime import build, cuda, device, operands, operators, provenance, tuned, workspace
 from tilelab.runtime.operands import Launch
 from tilelab.runtime.plans import Plan, Planner
@@ -31,15 +40,13 @@ __all__ = [
     "best_config",
     "find_best",
     "operand_bytes",
+    "parse",
     "job",
 ]
 
 SOURCE = pathlib.Path(__file__).with_name("fp8.cu")
-
 N_MULTIPLE = 8  # TMA stores rows of whole 16 bytes, and C is bfloat16
-
 LARGEST = 2**30  # extent: coordinates of a tensor map have 32 bits
-
 INSTEAD = "compile it with --target sm_90a, or dequantise and multiply in bf16 (the path `emulated`)"
 
 
@@ -53,7 +60,7 @@ def find_best(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[Fp8Co
     untuned = best_config(m, n, k, sms, mx)
     return tuned.find(
         "fp8",
-        Fp8Config,
+        make_config,
         m,
         n,
         k,
@@ -65,7 +72,14 @@ def find_best(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[Fp8Co
     ) or (untuned, "by the extents")
 
 
-def spec(a, b, scale_a, scale_b, bias=None, activation=None):
+def spec(
+    a: torch.Tensor,  # (M, K)
+    b: torch.Tensor,  # (K, N)
+    scale_a: torch.Tensor,  # (M, K / 128)
+    scale_b: torch.Tensor,  # (K / 128, N / 128)
+    bias: torch.Tensor | None = None,  # (N,)
+    activation: str | None = None,
+) -> torch.Tensor:  # (M, N)
     """Return the product in float64. Arguments as for `fp8`."""
     left = a.double() * scale_a.double().repeat_interleave(BLOCK, 1)
     right = (
@@ -154,60 +168,52 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
     config = operands.choose_config(config, configs(), Fp8Config, lambda: None)
     constants = config.constants(bias is not None, activation, packed)
     tiles = config.tiles(m, n)
-    rows = min(
-        config.block_m, -(-m // 8) * 8
-    )  # of A per load: rows past the end would cost the copy engine time
+    rows = min(config.block_m, -(-m // 8) * 8)  # of A per load: more would cost the copy engine time
     # A tensor map needs rows of whole 16 bytes, here columns of scale_a.
-    pitch, padded, groups = scale_a.stride(1), -(-m // 4) * 4, k // BLOCK
-    mappable = scale_a.stride(0) == 1 and pitch >= m and pitch % 4 == 0 and scale_a.data_ptr() % 16 == 0
-    scales = (
-        scale_a
-        if mappable
-        else torch.empty_strided((m, groups), (1, padded), dtype=torch.float32, device=a.device)
-    )
+    pitch, mappable_pitch, groups = scale_a.stride(1), -(-m // 4) * 4, k // BLOCK
+    is_mappable = scale_a.stride(0) == 1 and pitch >= m and pitch % 4 == 0 and scale_a.data_ptr() % 16 == 0
+
+    def make_mappable():
+        return torch.empty_strided((m, groups), (1, mappable_pitch), dtype=torch.float32, device=a.device)
+
     box = (64, 128) if packed else (16 if config.epilogue_warps else 64, 64)
-    maps = (
-        make_tensor_map(a.view(torch.uint8), (rows, BLOCK), swizzle="128B"),
-        make_tensor_map(b.T.view(torch.uint8), (config.block_n, BLOCK), swizzle="128B"),
-        make_tensor_map(scales.T, (1, rows)),
-        make_tensor_map(out, box, swizzle="128B"),
-    )
-    kernel = cuda.load_kernel(
-        SOURCE, "fp8_blocks", tuple(f"-D{name}={value}" for name, value in constants.items())
-    )
-    # The kernel does not read the pointers that it has no use for.
-    args = (*maps, *[scale_b] * 5, *map(ctypes.c_int, (m, n, k, config.splits, rows)))
-    follows = (
-        0,
-        1,
-        2,
-        6,
-        3,
-        3 if bias is None else 4,
-        5 if packed else 3,
-        *((7, 8) if config.splits > 1 else (3, 3)),
-    )
+    arguments = {
+        "a_map": make_tensor_map(a.view(torch.uint8), (rows, BLOCK), swizzle="128B"),
+        "b_map": make_tensor_map(b.T.view(torch.uint8), (config.block_n, BLOCK), swizzle="128B"),
+        "scale_a_map": make_tensor_map((scale_a if is_mappable else make_mappable()).T, (1, rows)),
+        "c_map": make_tensor_map(out, box, swizzle="128B"),
+        "scale_b": scale_b,
+        "bias": bias,
+        "c_scales": out_scales,
+        "parts": None,
+        "arrivals": None,
+        **{name: ctypes.c_int(value) for name, value in zip("MNK", (m, n, k))},
+        "splits": ctypes.c_int(config.splits),
+        "rows": ctypes.c_int(rows),
+    }
+    # The tensors of a call in their order, by the parameter that each moves.
+    tensors = ("a_map", "b_map", "scale_a_map", "scale_b", "bias", "c_scales", "c_map", "parts", "arrivals")
     run = cuda.prepare_launch(
-        kernel,
+        cuda.load_kernel(
+            SOURCE, "fp8_blocks", tuple(f"-D{name}={value}" for name, value in constants.items())
+        ),
         config.grid(m, n, sms),
         config.threads,
-        args,
+        arguments,
         config.smem_bytes,
         early=config.pdl,
-        follows=(*follows, *[None] * 5),
+        follows={name: position for position, name in enumerate(tensors)},
     )
+    part = config.block_m * config.block_n
 
     def launch(a, b, scale_a, *rest):
-        if not mappable:
-            scale_a = torch.empty_strided(
-                (m, groups), (1, padded), dtype=torch.float32, device=a.device
-            ).copy_(scale_a)
-        if config.splits == 1:
-            return run(a, b, scale_a, *rest)
-        parts = torch.empty(
-            tiles * config.splits * config.block_m * config.block_n, dtype=torch.float32, device=a.device
-        )
-        return run(a, b, scale_a, *rest, parts, workspace.make_counters(tiles * config.consumers, a.device))
+        if not is_mappable:
+            scale_a = make_mappable().copy_(scale_a)
+        parts = arrivals = None
+        if config.splits > 1:
+            parts = torch.empty(tiles * config.splits * part, dtype=torch.float32, device=a.device)
+            arrivals = workspace.make_counters(tiles * config.consumers, a.device)
+        run(a, b, scale_a, *rest, parts, arrivals)
 
     return Plan(launch, (m, n), torch.bfloat16, a.device, config, chosen=chosen)
 
@@ -227,7 +233,17 @@ def _split_out(out) -> tuple:
     return out, None, None
 
 
-def prepare(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config="best") -> Launch:
+def prepare(
+    a: torch.Tensor,  # (M, K)
+    b: torch.Tensor,  # (K, N)
+    scale_a: torch.Tensor,  # (M, K / 128)
+    scale_b: torch.Tensor,  # (K / 128, N / 128)
+    *,
+    bias: torch.Tensor | None = None,  # (N,)
+    activation: str | None = None,
+    out: torch.Tensor | mx_formats.Packed | None = None,  # (M, N)
+    config: str | Fp8Config = "best",
+) -> Launch:
     """Check the arguments of `fp8`, compile the kernel, and return a Launch that computes it on torch's current stream.
 
     Arguments and errors as there. Scales of A that a tensor map cannot describe are copied at each launch.
@@ -237,7 +253,17 @@ def prepare(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, con
     return launch if packed_as is None else dataclasses.replace(launch, out=out)
 
 
-def fp8(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config="best"):
+def fp8(
+    a: torch.Tensor,  # (M, K)
+    b: torch.Tensor,  # (K, N)
+    scale_a: torch.Tensor,  # (M, K / 128)
+    scale_b: torch.Tensor,  # (K / 128, N / 128)
+    *,
+    bias: torch.Tensor | None = None,  # (N,)
+    activation: str | None = None,
+    out: torch.Tensor | mx_formats.Packed | None = None,  # (M, N)
+    config: str | Fp8Config = "best",
+) -> torch.Tensor | mx_formats.Packed:  # (M, N)
     """Return activation(C + bias), C (M, N) = the sum over blocks of 128 along K of scale_a scale_b (A B).
 
     The matrices a (M, K) and b (K, N) are float8_e4m3fn. As for torch's scaled_mm, a is contiguous and b has K
@@ -255,7 +281,9 @@ def fp8(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config=
     return run(a, b, scale_a, scale_b, bias=bias, activation=activation, out=out, config=config)
 
 
-def run(a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config="best"):
+def run(
+    a, b, scale_a, scale_b, *, bias=None, activation=None, out=None, config="best"
+) -> torch.Tensor | mx_formats.Packed:
     """Return what `fp8` does, for tensors that nobody traces or differentiates."""
     c, out_scales, packed_as = _split_out(out)
     tensors = a, b, scale_a, scale_b, bias, out_scales

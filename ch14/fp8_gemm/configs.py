@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 
+from tilelab.runtime import spoken
+
 BLOCK = 128  # A scale covers so many columns of K and of B. The widest swizzle has rows of 128 bytes.
-
 ACTIVATIONS = (None, "silu", "gelu")
-
 MAX_SPLITS = 64
-
 FLOPS_PER_CLOCK = 8192  # of a Hopper SM in fp8, twice the rate of bf16
-
 LEAST_STEPS = 28  # of K per split: with fewer, adding the splits takes longer than they save
+TILE = ("block_m block_n", "num_stages", "consumers", "scratch")  # always part of the name
+PHRASES = {
+    "block_m block_n": "{}×{}",
+    "num_stages": "{} stages",
+    "consumers": "{} consumers",
+    "scratch": "{} scratch",
+    "epilogue_warps": "{} warps for the epilogue",
+    "splits": "{} splits",
+    "group_m": "group {}",
+    "pdl": "early",
+}
 
 
 @dataclass(frozen=True)
@@ -22,18 +32,18 @@ class Fp8Config:
     """Hold the tile and the ring of the fp8 kernel; raise ValueError for what Hopper cannot hold.
 
     A tile has 64 x `consumers` rows and `block_n` columns. Each consumer is a warp group that multiplies into `scratch`
-    accumulators alternately. The ring has `stages` of 128 columns of K. `splits` CTAs share the K steps of a tile. The
-    raster keeps `group` rows of tiles together. `pdl` starts the kernel while the one before it drains. With
+    accumulators alternately. The ring has `num_stages` of 128 columns of K. `splits` CTAs share the K steps of a tile.
+    The raster keeps `group_m` rows of tiles together. `pdl` starts the kernel while the one before it drains. With
     `epilogue_warps`, so many warps beside the producer apply bias and activation and store C, in bf16 and without
     splits; with 0, the consumers do.
     """
 
     consumers: int = 2
     scratch: int = 2
-    stages: int = 5
+    num_stages: int = 5
     block_n: int = 128
     splits: int = 1
-    group: int = 8
+    group_m: int = 8
     pdl: bool = False
     epilogue_warps: int = 0
 
@@ -41,9 +51,9 @@ class Fp8Config:
         for name, lowest, highest in (
             ("consumers", 1, 3),
             ("scratch", 1, 2),
-            ("stages", 3, 16),
+            ("num_stages", 3, 16),
             ("splits", 1, MAX_SPLITS),
-            ("group", 1, 4096),
+            ("group_m", 1, 4096),
             ("epilogue_warps", 0, 3),
         ):
             value = getattr(self, name)
@@ -73,7 +83,7 @@ class Fp8Config:
 
     @property
     def smem_bytes(self) -> int:
-        """The ring with scales and barriers, and per consumer two parts of C and a flag.
+        """The ring with scales and barriers, and per consumer two subtiles of C and a flag.
 
         With epilogue warps, 16 rows of C twice for each, and for each warp of the consumers a slot with two barriers.
         """
@@ -81,7 +91,7 @@ class Fp8Config:
         staged = self.consumers * 2 * 8192
         if self.epilogue_warps:
             staged = self.epilogue_warps * 2 * 2048 + warps * (16 * self.block_n * 4 + 16)
-        return self.stages * stage + staged + 4 * self.consumers
+        return self.num_stages * stage + staged + 4 * self.consumers
 
     def tiles(self, m: int, n: int) -> int:
         return math.ceil(m / self.block_m) * math.ceil(n / self.block_n)
@@ -102,27 +112,41 @@ class Fp8Config:
             "BLOCK_N": self.block_n,
             "CONSUMERS": self.consumers,
             "SCRATCH": self.scratch,
-            "STAGES": self.stages,
+            "STAGES": self.num_stages,
             "SPLIT": int(self.splits > 1),
-            "GROUP": self.group,
+            "GROUP_M": self.group_m,
             "BIAS": int(bias),
             "ACTIVATION": ACTIVATIONS.index(activation),
             "MX": int(mx),
             "EPILOGUE_WARPS": self.epilogue_warps,
         }
 
-    def __str__(self):
-        words = [
-            f"{self.block_m} × {self.block_n}",
-            f"{self.consumers} consumer{'s' * (self.consumers > 1)}",
-            f"{self.scratch} scratch",
-            f"{self.stages} stages",
-        ]
-        words += [f"{self.epilogue_warps} epilogue warp{'s' * (self.epilogue_warps > 1)}"] * (
-            self.epilogue_warps > 0
+    @property
+    def name(self) -> str:
+        """Return the spoken name, such as "128×128 · 5 stages · 2 consumers · 2 scratch · early"."""
+        return spoken.say(self, PHRASES, always=TILE)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def make_config(**fields: int | bool) -> Fp8Config:
+    """Return the configuration with these fields, which may have the names of older tables."""
+    return Fp8Config(
+        **{{"stages": "num_stages", "group": "group_m"}.get(name, name): fields[name] for name in fields}
+    )
+
+
+def parse(text: str) -> Fp8Config:
+    """Return the configuration of a name, as `Fp8Config.name` says it or in the old spelling with commas."""
+    text = text.replace(" × ", "×").replace(", ", " · ").replace("pdl", "early")
+    fields = spoken.read(re.sub("epilogue warps?", "warps for the epilogue", text), PHRASES)
+    rows, config = fields.pop("block_m", 128), Fp8Config(**fields)
+    if rows != config.block_m:
+        raise ValueError(
+            f"{config.consumers} consumers have a tile of {config.block_m} rows; {text[:60]!r} says {rows}."
         )
-        words += [f"{self.splits} splits"] * (self.splits > 1) + [f"group {self.group}"] + ["pdl"] * self.pdl
-        return ", ".join(words)
+    return config
 
 
 SQUARE, TALL, LOW, THIN = Fp8Config(), Fp8Config(3, 1, 4), Fp8Config(2, 2, 7, 64), Fp8Config(1, 2, 11, 64)
@@ -144,9 +168,9 @@ def best_config(m: int, n: int, k: int, sms: int, mx: bool = False) -> Fp8Config
     if m > 128:
         tiles = (SQUARE,) if mx else (SQUARE, TALL, LOW, THIN)
         config = min(tiles, key=lambda tile: predict_us(tile, m, n, k, sms))
-        return dataclasses.replace(config, group=16 if m >= 4096 else 8, pdl=True)
+        return dataclasses.replace(config, group_m=16 if m >= 4096 else 8, pdl=True)
     config = THIN if m <= 64 else LOW
-    config = dataclasses.replace(config, block_n=128, stages=5) if mx else config
+    config = dataclasses.replace(config, block_n=128, num_stages=5) if mx else config
     splits = max(1, min(sms // config.tiles(m, n), k // BLOCK // LEAST_STEPS, MAX_SPLITS))
     return dataclasses.replace(config, splits=splits, pdl=True)
 

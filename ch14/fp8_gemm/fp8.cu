@@ -20,9 +20,21 @@
 // A tile may reach past the ends of M and N. There TMA loads zeros and stores nothing. N is a multiple of 8, because
 // TMA stores rows of whole 16 bytes, and of 128 if C is MXFP8.
 //
-// -D options are BLOCK_N (columns of a tile, 64 or 128), CONSUMERS (64 rows each), SCRATCH (1 or 2) and STAGES. SPLIT
-// is 0 or 1. The raster keeps GROUP rows of tiles together. BIAS is 0 or 1. ACTIVATION is 0, 1 (SiLU) or 2 (GELU). MX
-// is 1 if C is MXFP8 and not bf16. EPILOGUE_WARPS is 0 to 3; above 0, SPLIT and MX are 0.
+// The macros, set with -D (Fp8Config.constants in configs.py):
+//   BLOCK_N         columns of a tile, 64 or 128
+//   CONSUMERS       warp groups that multiply, 1 to 3, with 64 rows of the tile each
+//   SCRATCH         scratch accumulators per consumer, 1 or 2
+//   STAGES          stages of the ring
+//   SPLIT           1: several CTAs share the K steps of a tile
+//   GROUP_M         rows of tiles in a band of the raster (tile_coordinates)
+//   BIAS            1: C gets a bias
+//   ACTIVATION      0, 1 (SiLU) or 2 (GELU)
+//   MX              1: C is MXFP8, with scales in `c_scales`; 0: it is bf16
+//   EPILOGUE_WARPS  warps that store C instead of the consumers, 0 to 3; above 0, SPLIT and MX are 0
+//
+// Build it by hand with
+//   nvcc -cubin -arch=sm_90a -std=c++17 -I tilelab/include -DBLOCK_N=128 -DCONSUMERS=2 -DSCRATCH=2 -DSTAGES=5 -DSPLIT=0
+//       -DGROUP_M=8 -DBIAS=0 -DACTIVATION=0 -DMX=0 -DEPILOGUE_WARPS=0 ch14/fp8_gemm/fp8.cu
 #include "wgmma.cuh"
 
 constexpr int BLOCK = 128, BLOCK_K = BLOCK;  // a scale of B covers BLOCK x BLOCK; the widest swizzle has 128 bytes
@@ -31,19 +43,19 @@ constexpr int SUMS = BLOCK_N / 2;  // accumulators per thread: ROWS x BLOCK_N / 
 constexpr u32 A_BYTES = BLOCK_M * BLOCK_K, B_BYTES = BLOCK_N * BLOCK_K, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr u32 RING_BYTES = STAGES * STAGE_BYTES;
 constexpr u32 SCALE_BYTES = 4 * BLOCK_M;  // scale_a of one stage
-constexpr u32 PART_BYTES = ROWS * 128, BUFFERS = 2;  // C is staged in parts with rows of 128 bytes, two per consumer
+constexpr u32 SUBTILE_BYTES = ROWS * 128, BUFFERS = 2;  // C is staged in subtiles with rows of 128 bytes
 // Each warp of the consumers has a slot, in which it hands 16 rows of sums over. An epilogue warp stages such rows.
 constexpr u32 SLOTS = EPILOGUE_WARPS ? 4 * CONSUMERS : 0, SLOT_VECTORS = 32 * SUMS / 4;
 constexpr u32 ROWS_BYTES = 16 * 128, ALL_ROWS_BYTES = EPILOGUE_WARPS * BUFFERS * ROWS_BYTES;
 constexpr u32 STAGED_BYTES =
-    EPILOGUE_WARPS ? ALL_ROWS_BYTES + SLOTS * SLOT_VECTORS * 16 : CONSUMERS * BUFFERS * PART_BYTES;
+    EPILOGUE_WARPS ? ALL_ROWS_BYTES + SLOTS * SLOT_VECTORS * 16 : CONSUMERS * BUFFERS * SUBTILE_BYTES;
 constexpr u32 BARRIER_BYTES = 16 * (STAGES + SLOTS);
 constexpr int THREADS = 128 * (1 + CONSUMERS);
 // Epilogue warps need 56 registers per thread, and all four warps of their group get them.
 constexpr int FIRST_GROUP_REGISTERS = EPILOGUE_WARPS ? 56 : PRODUCER_REGISTERS;
 constexpr int CONSUMER_REGISTERS = consumer_registers(CONSUMERS, 1) - (EPILOGUE_WARPS ? 8 : 0);
 static_assert(STAGES > 2, "one stage is added, the next multiplied, and a third loaded at the same time");
-static_assert(BLOCK_N == 128 || BLOCK_N == 64 && !MX, "a part of MXFP8 is 128 columns wide");
+static_assert(BLOCK_N == 128 || BLOCK_N == 64 && !MX, "a subtile of MXFP8 is 128 columns wide");
 static_assert(!EPILOGUE_WARPS || !MX && !SPLIT, "epilogue warps store whole sums, as bf16");
 
 // SiLU uses only two instructions of the special function unit. __expf and a division would also handle subnormal
@@ -133,17 +145,17 @@ __device__ __forceinline__ void stage_mx(const float (&d)[SUMS], u32 staged, uns
     }
 }
 
-// Store one consumer's rows of C. Returns before TMA has read shared memory. `staged_parts` counts the parts staged so
-// far, `barrier` is a named barrier for the 128 threads of the consumer.
-__device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_map, u32 staged, u32& staged_parts,
+// Store one consumer's rows of C. Returns before TMA has read shared memory. `stored` counts the subtiles staged so far,
+// `barrier` is a named barrier for the 128 threads of the consumer.
+__device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_map, u32 staged, u32& stored,
                                          const u32* bias, unsigned char* scales, int row, int column, int M, int N,
                                          u32 barrier) {
     const bool leader = threadIdx.x % 128 == 0;
     apply_bias_and_activation(acc, bias, column + threadIdx.x % 4 * 2, N);
 #pragma unroll
     for (int half = 0; half < (MX ? 1 : BLOCK_N / 64); ++half) {
-        const u32 buffer = staged + staged_parts++ % BUFFERS * PART_BYTES;
-        if (leader) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous part
+        const u32 buffer = staged + stored++ % BUFFERS * SUBTILE_BYTES;
+        if (leader) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous subtile
         named_barrier_sync(barrier, 128);
         if constexpr (MX) stage_mx(acc, buffer, scales + column / 32, row, M, N / 32);
         else {
@@ -157,11 +169,11 @@ __device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_
 }
 
 // Store 16 rows of C whose sums a consumer's warp has left in `slot`. Returns before TMA has read shared memory.
-__device__ __forceinline__ void store_slot(const float4* slot, const TensorMap& c_map, u32 staged, u32& staged_parts,
+__device__ __forceinline__ void store_slot(const float4* slot, const TensorMap& c_map, u32 staged, u32& stored,
                                            const u32* bias, int row, int column, int N) {
     const u32 lane = threadIdx.x % 32;
     for (int half = 0; half < BLOCK_N / 64; ++half) {
-        const u32 buffer = staged + staged_parts++ % BUFFERS * ROWS_BYTES;
+        const u32 buffer = staged + stored++ % BUFFERS * ROWS_BYTES;
         if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows
         __syncwarp();
 #pragma unroll
@@ -226,9 +238,156 @@ __device__ __forceinline__ void multiply(float (&sum)[SUMS], u32 a, u32 b) {
     wgmma_commit();
 }
 
-// Shared memory holds the ring, the staged parts of C, slots, scales, barriers, and a flag per consumer. The swizzle
+// Shared memory, in this order: the ring, the staged C with slots, scales, barriers, and a flag per consumer. The swizzle
 // repeats every 1,024 bytes, so tiles are aligned to that.
 extern __shared__ __align__(1024) char shared[];
+
+struct Memory {
+    u32 ring, staged, scales, full, empty, slot_full, slot_empty, flags;  // addresses in shared memory
+    float4* slots;
+};
+
+__device__ __forceinline__ Memory divide_memory() {
+    const u32 ring = shared_address(shared), staged = ring + RING_BYTES, scales = staged + STAGED_BYTES;
+    const u32 full = scales + STAGES * SCALE_BYTES, empty = full + 8 * STAGES, slot_full = empty + 8 * STAGES;
+    return {ring,
+            staged,
+            scales,
+            full,
+            empty,
+            slot_full,
+            slot_full + 8 * SLOTS,
+            full + BARRIER_BYTES,
+            reinterpret_cast<float4*>(shared + RING_BYTES + ALL_ROWS_BYTES)};
+}
+
+__device__ __forceinline__ void make_barriers(const Memory& memory) {
+    for (int s = 0; s < STAGES; ++s) {
+        mbarrier_init(memory.full + 8 * s, 1);
+        mbarrier_init(memory.empty + 8 * s, 4 * CONSUMERS);  // one arrival per warp that reads the stage
+    }
+    for (int s = 0; s < SLOTS; ++s) {
+        mbarrier_init(memory.slot_full + 8 * s, 32);
+        mbarrier_init(memory.slot_empty + 8 * s, 32);
+    }
+    fence_mbarrier_init();
+}
+
+// A tile of C and the K steps, blocks of BLOCK_K, that a CTA multiplies for it: all of them, or a split.
+struct Work {
+    int row, column, first, last;
+};
+
+struct Works {
+    int tiles_m, tiles_n, steps, splits;
+    __device__ __forceinline__ int count() const { return tiles_m * tiles_n * splits; }
+    __device__ __forceinline__ int first_step(int split) const {
+        return static_cast<int>(static_cast<long long>(steps) * split / splits);
+    }
+    __device__ __forceinline__ Work get(int id) const {
+        const Tile tile = tile_coordinates(id / splits, tiles_m, tiles_n, GROUP_M);
+        return {tile.m * BLOCK_M, tile.n * BLOCK_N, first_step(id % splits), first_step(id % splits + 1)};
+    }
+};
+
+// The producer's thread fills the ring, stage by stage. A load brings `rows` rows of A.
+__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& scale_a_map,
+                                        const Memory& memory, Ring<STAGES>& state, const Work& work, int rows) {
+    for (int step = work.first; step < work.last; ++step, state.advance()) {
+        // On a new barrier a wait for the other phase returns at once: all stages start empty.
+        mbarrier_wait(memory.empty + 8 * state.stage, state.phase ^ 1);
+        const u32 a = memory.ring + state.stage * STAGE_BYTES, ready = memory.full + 8 * state.stage;
+        mbarrier_arrive_expect_tx(ready, B_BYTES + rows * (BLOCK_K + 4));
+        tma_load_2d(a, a_map, step * BLOCK_K, work.row, ready);
+        tma_load_2d(a + A_BYTES, b_map, step * BLOCK_K, work.column, ready);
+        // TMA loads the scales too: a warp that copied them with cp.async made the kernel 15 % slower.
+        tma_load_2d(memory.scales + state.stage * SCALE_BYTES, scale_a_map, work.row, step, ready);
+    }
+}
+
+// A consumer multiplies the steps of `work`, and adds each scaled block to `acc`. `warp` is the warp of the CTA.
+__device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory, Ring<STAGES>& state,
+                                        const float* scale_b, const Work& work, int steps, u32 warp) {
+    const u32 consumer = warp / 4 - 1, lane = threadIdx.x % 32;
+    const u32 upper_row = consumer * ROWS + warp % 4 * 16 + lane / 4;  // this thread also holds the row 8 below
+    const float* tile_scale_b = scale_b + static_cast<u64>(work.column / BLOCK) * steps;
+    int step = work.first, blocks_left = work.last - step;
+    float sums[SCRATCH][SUMS];
+    float next_scale_b = __ldg(tile_scale_b + min(step, steps - 1));  // one block ahead, because L2 takes long
+    float upper_scale, lower_scale;  // scale_a x scale_b of this thread's two rows, for the running block
+    u32 used_stage = state.stage;  // holds the running block
+    auto start_block = [&](float (&sum)[SUMS]) {
+        const float block_scale_b = next_scale_b;
+        next_scale_b = __ldg(tile_scale_b + min(++step, steps - 1));
+        mbarrier_wait(memory.full + 8 * state.stage, state.phase);
+        const u32 a = memory.ring + state.stage * STAGE_BYTES;
+        const u32 stage_scales = memory.scales + state.stage * SCALE_BYTES + 4 * upper_row;
+        multiply(sum, a + consumer * ROWS * BLOCK_K, a + A_BYTES);
+        upper_scale = load_shared(stage_scales) * block_scale_b;
+        lower_scale = load_shared(stage_scales + 32) * block_scale_b;
+        state.advance();
+    };
+    auto add_block = [&](float (&sum)[SUMS], float upper, float lower) {
+        warpgroup_fence_operand(sum);
+        // One lane speaks for its warp: the lanes have read their scales before their common wgmma_wait.
+        if (lane == 0) mbarrier_arrive(memory.empty + 8 * used_stage);
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) acc[i] += sum[i] * (i / 2 % 2 ? lower : upper);
+    };
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) acc[i] = 0;
+    if constexpr (SCRATCH == 1) {
+        for (; blocks_left > 0; --blocks_left) {
+            used_stage = state.stage;
+            start_block(sums[0]);
+            wgmma_wait<0>();
+            add_block(sums[0], upper_scale, lower_scale);
+        }
+    } else if (blocks_left > 0) {
+        // The loop has no branch between two blocks: where running products cross a branch, the compiler makes each
+        // wait for the one before.
+        float (&even)[SUMS] = sums[0], (&odd)[SUMS] = sums[SCRATCH - 1];
+        auto start_next_and_add = [&](float (&sum)[SUMS], float (&next)[SUMS]) {
+            const float upper = upper_scale, lower = lower_scale;
+            const u32 next_stage = state.stage;
+            start_block(next);
+            wgmma_wait<1>();
+            add_block(sum, upper, lower);
+            used_stage = next_stage;
+        };
+        start_block(even);
+        for (; blocks_left > 2; blocks_left -= 2) start_next_and_add(even, odd), start_next_and_add(odd, even);
+        if (blocks_left == 2) {
+            start_next_and_add(even, odd);
+            wgmma_wait<0>();
+            add_block(odd, upper_scale, lower_scale);
+        } else {
+            wgmma_wait<0>();
+            add_block(even, upper_scale, lower_scale);
+        }
+    }
+}
+
+// A warp of a consumer hands the sums of its 16 rows over in its slot.
+__device__ __forceinline__ void hand_over(const float (&acc)[SUMS], const Memory& memory, u32 slot, u32 phase) {
+    mbarrier_wait(memory.slot_empty + 8 * slot, phase ^ 1);  // a new slot is empty
+    float4* own = memory.slots + slot * SLOT_VECTORS + threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 4) own[i / 4 * 32] = make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
+    mbarrier_arrive(memory.slot_full + 8 * slot);  // every lane says that it has written its part
+}
+
+// An epilogue warp stores its share of the slots of a tile. `stored` counts as in `epilogue`.
+__device__ __forceinline__ void store(const TensorMap& c_map, const Memory& memory, const Work& work, const u32* bias,
+                                      u32& stored, u32 phase, u32 warp, int M, int N) {
+    const u32 staged = memory.staged + (warp - 1) * BUFFERS * ROWS_BYTES;
+    for (u32 slot = warp - 1; slot < SLOTS; slot += EPILOGUE_WARPS) {
+        const int row = work.row + slot * 16;
+        mbarrier_wait(memory.slot_full + 8 * slot, phase);
+        if (row < M) store_slot(memory.slots + slot * SLOT_VECTORS, c_map, staged, stored, bias, row, work.column, N);
+        mbarrier_arrive(memory.slot_empty + 8 * slot);  // every lane says that it has read its part
+    }
+}
 
 // Each load brings `rows` rows of A, at most BLOCK_M. Those below hold old data, and their results are not stored.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -236,19 +395,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                const __grid_constant__ TensorMap scale_a_map, const __grid_constant__ TensorMap c_map,
                const float* scale_b, const u32* bias, unsigned char* c_scales, float4* parts, u32* arrivals, int M,
                int N, int K, int splits, int rows) {
-    const u32 ring = shared_address(shared), scales = ring + RING_BYTES + STAGED_BYTES;
-    const u32 full = scales + STAGES * SCALE_BYTES, empty = full + 8 * STAGES;
-    const u32 slot_full = empty + 8 * STAGES, slot_empty = slot_full + 8 * SLOTS;
-    float4* const slots = reinterpret_cast<float4*>(shared + RING_BYTES + ALL_ROWS_BYTES);
+    const Memory memory = divide_memory();
     // The shuffle shows the compiler that all lanes have the same value, so it keeps addresses in uniform registers.
-    const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4, lane = threadIdx.x % 32;
+    const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) {
-            mbarrier_init(full + 8 * s, 1);
-            mbarrier_init(empty + 8 * s, 4 * CONSUMERS);  // one arrival per warp that reads the stage
-        }
-        for (int s = 0; s < SLOTS; ++s) mbarrier_init(slot_full + 8 * s, 32), mbarrier_init(slot_empty + 8 * s, 32);
-        fence_mbarrier_init();
+        make_barriers(memory);
         prefetch_tensormap(a_map), prefetch_tensormap(b_map);
         prefetch_tensormap(scale_a_map), prefetch_tensormap(c_map);
     }
@@ -256,126 +407,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 
-    const int tiles_m = (M + BLOCK_M - 1) / BLOCK_M, tiles_n = (N + BLOCK_N - 1) / BLOCK_N, steps = K / BLOCK_K;
-    if (!SPLIT) splits = 1;  // a constant for the compiler
-    const int works = tiles_m * tiles_n * splits;  // tiles, or splits of tiles
-    auto first_step = [&](int split) { return static_cast<int>(static_cast<long long>(steps) * split / splits); };
+    // Without SPLIT, the compiler knows that there is one split.
+    const Works works = {(M + BLOCK_M - 1) / BLOCK_M, (N + BLOCK_N - 1) / BLOCK_N, K / BLOCK_K, SPLIT ? splits : 1};
+    const int count = works.count();
     Ring<STAGES> state;
+    u32 stored = 0, slot_phase = 0;
     if (group == 0) {
         warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();
         if (threadIdx.x == 0) {
-            for (int work = blockIdx.x; work < works; work += gridDim.x) {
-                const Tile tile = tile_coordinates(work / splits, tiles_m, tiles_n, GROUP);
-                const int row = tile.m * BLOCK_M, column = tile.n * BLOCK_N, split = work % splits;
-                for (int step = first_step(split); step < first_step(split + 1); ++step, state.advance()) {
-                    // On a new barrier a wait for the other phase returns at once: all stages start empty.
-                    mbarrier_wait(empty + 8 * state.stage, state.phase ^ 1);
-                    const u32 a = ring + state.stage * STAGE_BYTES, ready = full + 8 * state.stage;
-                    mbarrier_arrive_expect_tx(ready, B_BYTES + rows * (BLOCK_K + 4));
-                    tma_load_2d(a, a_map, step * BLOCK_K, row, ready);
-                    tma_load_2d(a + A_BYTES, b_map, step * BLOCK_K, column, ready);
-                    // TMA loads the scales too: a warp that copied them with cp.async made the kernel 15 % slower.
-                    tma_load_2d(scales + state.stage * SCALE_BYTES, scale_a_map, row, step, ready);
-                }
-            }
+            for (int id = blockIdx.x; id < count; id += gridDim.x)
+                produce(a_map, b_map, scale_a_map, memory, state, works.get(id), rows);
         } else if (warp >= 1 && warp <= EPILOGUE_WARPS) {
-            const u32 staged = ring + RING_BYTES + (warp - 1) * BUFFERS * ROWS_BYTES;
-            u32 staged_parts = 0, phase = 0;
-            for (int work = blockIdx.x; work < works; work += gridDim.x, phase ^= 1) {
-                const Tile tile = tile_coordinates(work, tiles_m, tiles_n, GROUP);
-                for (u32 slot = warp - 1; slot < SLOTS; slot += EPILOGUE_WARPS) {
-                    const int row = tile.m * BLOCK_M + slot * 16;
-                    mbarrier_wait(slot_full + 8 * slot, phase);
-                    if (row < M)
-                        store_slot(slots + slot * SLOT_VECTORS, c_map, staged, staged_parts, bias, row,
-                                   tile.n * BLOCK_N, N);
-                    mbarrier_arrive(slot_empty + 8 * slot);  // every lane says that it has read its part
-                }
-            }
-            if (lane == 0) bulk_wait_read<0>();
+            for (int id = blockIdx.x; id < count; id += gridDim.x, slot_phase ^= 1)
+                store(c_map, memory, works.get(id), bias, stored, slot_phase, warp, M, N);
+            if (threadIdx.x % 32 == 0) bulk_wait_read<0>();
         }
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        const u32 consumer = group - 1;
-        const u32 upper_row = consumer * ROWS + warp % 4 * 16 + lane / 4;  // this thread also holds the row 8 below
-        const u32 staged = ring + RING_BYTES + consumer * BUFFERS * PART_BYTES;
-        u32 staged_parts = 0, slot_phase = 0;
-        float acc[SUMS], sums[SCRATCH][SUMS];
+        const u32 consumer = group - 1, staged = memory.staged + consumer * BUFFERS * SUBTILE_BYTES;
+        float acc[SUMS];
         // Both consumers begin together. With the second 2 or 4 blocks later, the epilogue of one overlaps with the
         // products of the other. On an H200 that was slower for a short K and for MXFP8, and nowhere faster.
-        for (int work = blockIdx.x; work < works; work += gridDim.x) {
-            const Tile tile = tile_coordinates(work / splits, tiles_m, tiles_n, GROUP);
-            const int row = tile.m * BLOCK_M + consumer * ROWS, column = tile.n * BLOCK_N, split = work % splits;
-            const float* tile_scale_b = scale_b + static_cast<u64>(column / BLOCK) * steps;
-            int step = first_step(split), blocks_left = first_step(split + 1) - step;
-            float next_scale_b = __ldg(tile_scale_b + min(step, steps - 1));  // one block ahead, because L2 takes long
-            float upper_scale, lower_scale;  // scale_a x scale_b of this thread's two rows, for the running block
-            u32 used_stage = state.stage;  // holds the running block
-            auto start_block = [&](float (&sum)[SUMS]) {
-                const float block_scale_b = next_scale_b;
-                next_scale_b = __ldg(tile_scale_b + min(++step, steps - 1));
-                mbarrier_wait(full + 8 * state.stage, state.phase);
-                const u32 a = ring + state.stage * STAGE_BYTES;
-                const u32 stage_scales = scales + state.stage * SCALE_BYTES + 4 * upper_row;
-                multiply(sum, a + consumer * ROWS * BLOCK_K, a + A_BYTES);
-                upper_scale = load_shared(stage_scales) * block_scale_b;
-                lower_scale = load_shared(stage_scales + 32) * block_scale_b;
-                state.advance();
-            };
-            auto add_block = [&](float (&sum)[SUMS], float upper, float lower) {
-                warpgroup_fence_operand(sum);
-                // One lane speaks for its warp: the lanes have read their scales before their common wgmma_wait.
-                if (lane == 0) mbarrier_arrive(empty + 8 * used_stage);
-#pragma unroll
-                for (int i = 0; i < SUMS; ++i) acc[i] += sum[i] * (i / 2 % 2 ? lower : upper);
-            };
-#pragma unroll
-            for (int i = 0; i < SUMS; ++i) acc[i] = 0;
-            if constexpr (SCRATCH == 1) {
-                for (; blocks_left > 0; --blocks_left) {
-                    used_stage = state.stage;
-                    start_block(sums[0]);
-                    wgmma_wait<0>();
-                    add_block(sums[0], upper_scale, lower_scale);
-                }
-            } else if (blocks_left > 0) {
-                // The loop has no branch between two blocks: where running products cross a branch, the compiler makes
-                // each wait for the one before.
-                float (&even)[SUMS] = sums[0], (&odd)[SUMS] = sums[SCRATCH - 1];
-                auto start_next_and_add = [&](float (&sum)[SUMS], float (&next)[SUMS]) {
-                    const float upper = upper_scale, lower = lower_scale;
-                    const u32 next_stage = state.stage;
-                    start_block(next);
-                    wgmma_wait<1>();
-                    add_block(sum, upper, lower);
-                    used_stage = next_stage;
-                };
-                start_block(even);
-                for (; blocks_left > 2; blocks_left -= 2) start_next_and_add(even, odd), start_next_and_add(odd, even);
-                if (blocks_left == 2) {
-                    start_next_and_add(even, odd);
-                    wgmma_wait<0>();
-                    add_block(odd, upper_scale, lower_scale);
-                } else {
-                    wgmma_wait<0>();
-                    add_block(even, upper_scale, lower_scale);
-                }
-            }
+        for (int id = blockIdx.x; id < count; id += gridDim.x, slot_phase ^= 1) {
+            const Work work = works.get(id);
+            const int row = work.row + consumer * ROWS;
+            consume(acc, memory, state, scale_b, work, works.steps, warp);
             if constexpr (SPLIT) {
                 const bool inside = row + static_cast<int>(warp % 4 * 16) < M;
-                const u32 flag = full + BARRIER_BYTES + 4 * consumer;
-                if (!reduce_splits(acc, parts, arrivals, flag, work, splits, inside, group)) continue;
+                if (!reduce_splits(acc, parts, arrivals, memory.flags + 4 * consumer, id, splits, inside, group))
+                    continue;
             }
-            if constexpr (EPILOGUE_WARPS) {
-                const u32 slot = 4 * consumer + warp % 4;
-                mbarrier_wait(slot_empty + 8 * slot, slot_phase ^ 1);  // a new slot is empty
-                float4* own = slots + slot * SLOT_VECTORS + lane;
-#pragma unroll
-                for (int i = 0; i < SUMS; i += 4)
-                    own[i / 4 * 32] = make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
-                mbarrier_arrive(slot_full + 8 * slot);  // every lane says that it has written its part
-                slot_phase ^= 1;
-            } else if (row < M) epilogue(acc, c_map, staged, staged_parts, bias, c_scales, row, column, M, N, group);
+            if constexpr (EPILOGUE_WARPS) hand_over(acc, memory, 4 * consumer + warp % 4, slot_phase);
+            else if (row < M) epilogue(acc, c_map, staged, stored, bias, c_scales, row, work.column, M, N, group);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
     }

@@ -7,13 +7,24 @@ suits a shape. Source: Triton's persistent matmul tutorial; CUTLASS's tile raste
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 
 import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.gemm import kernels, operator
-from ch14.gemm.configs import ITEMSIZE, SETS, GemmConfig, configs, job, predicted_ms, rank_configs, rejection
+from ch14.gemm.configs import (
+    ITEMSIZE,
+    SETS,
+    GemmConfig,
+    configs,
+    job,
+    parse,
+    predict_us,
+    rank_configs,
+    rejection,
+)
 from ch14.gemm.kernels import gemm_persistent_kernel, gemm_plain_kernel, gemm_split_kernel
 from tilelab.runtime import device, operators, provenance, triton_launch, tuned, workspace
 from tilelab.runtime.operands import (
@@ -34,7 +45,12 @@ IS_INTERPRETED = not isinstance(gemm_plain_kernel, triton.JITFunction)
 TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
 
-def spec(a, b, scale_a=None, scale_b=None):
+def spec(
+    a: torch.Tensor,  # (M, K)
+    b: torch.Tensor,  # (K, N)
+    scale_a: torch.Tensor | None = None,  # one value
+    scale_b: torch.Tensor | None = None,  # one value
+) -> torch.Tensor:  # (M, N), float64
     """Return C (M, N) = scale_a * scale_b * A (M, K) @ B (K, N) in float64."""
     c = a.double() @ b.double()
     for scale in (scale_a, scale_b):
@@ -82,7 +98,9 @@ def tuned_source() -> str:
     return provenance.source_hash(kernels)
 
 
-def find_best(m, n, k, dtype, b_k_major, target, sms) -> tuple[GemmConfig | None, str]:
+def find_best(
+    m: int, n: int, k: int, dtype: str, b_k_major: bool, target: str, sms: int
+) -> tuple[GemmConfig | None, str]:
     """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by the model.
 
     None when no configuration of the course runs on `target`.
@@ -96,7 +114,7 @@ def find_best(m, n, k, dtype, b_k_major, target, sms) -> tuple[GemmConfig | None
             n,
             k,
             "bf16",
-            lambda config, *shape: 1e3 * predicted_ms(config, *shape, dtype, sms),
+            lambda config, *shape: predict_us(config, *shape, dtype, sms),
             lambda config: not rejection(config, target, dtype),
             tuned_source,
             untuned,
@@ -104,55 +122,60 @@ def find_best(m, n, k, dtype, b_k_major, target, sms) -> tuple[GemmConfig | None
     return found or (untuned, "by the model")
 
 
+def _list_choices(config, shape, dtype, b_k_major, target, sms) -> Iterator[tuple[GemmConfig, str]]:
+    """Yield the configurations that `config` may mean, in the order to try them, each with why it is chosen.
+
+    Those of a set that the resource model rejects come first, so that a Launch can list them with their reasons.
+    """
+    if isinstance(config, str) and config == "best":
+        config = os.environ.get("TILES_GEMM_CONFIG") or config
+    if not isinstance(config, str) or config not in (*SETS, "best"):
+        named = parse(config, dtype) if isinstance(config, str) else config
+        yield choose_config(named, dict.fromkeys(SETS), GemmConfig, None), ""
+        return
+    which, why = ("course", "by the model") if config == "best" else (config, "")
+    yield from ((each, why) for each in configs(which, dtype).values() if rejection(each, target, dtype))
+    if config == "best":
+        best, how = find_best(*shape, dtype, b_k_major, target, sms)
+        yield from [(best, how)] if best else []
+    yield from ((each, why) for each in rank_configs(which, *shape, dtype, target, sms))
+    fallback = f"no configuration of the set {which!r} runs on {target}; the conservative configuration"
+    for each in rank_configs("conservative", *shape, dtype, target, sms):
+        yield each, f"{fallback} {each} is used instead."
+
+
 def _plan(a, b, scale_a, scale_b, out, config) -> Plan:
     """Check the arguments, choose the first configuration that compiles, and build its descriptors."""
     dtype, stored_b, b_k_major, out = _check_operands(a, b, scale_a, scale_b, out)
-    shape = m, n, k = a.shape[0], b.shape[1], a.shape[1]
+    shape = m, n, _ = a.shape[0], b.shape[1], a.shape[1]
     here = device.current()
     # Without a GPU the interpreter stands in for one of sm_90a with eight SMs, so that tiles and waves still occur.
     target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 8)
-    if isinstance(config, str) and config == "best":
-        config = os.environ.get("TILES_GEMM_CONFIG") or config
-    if isinstance(config, str) and config in (*SETS, "best"):
-        which, chosen = "course" if config == "best" else config, ""
-        members, candidates = configs(which, dtype).values(), rank_configs(which, *shape, dtype, target, sms)
-        if config == "best":
-            first, chosen = find_best(*shape, dtype, b_k_major, target, sms)
-            candidates = list(dict.fromkeys((first, *candidates))) if first else candidates
-        fallback = rank_configs("conservative", *shape, dtype, target, sms)
-    else:
-        members = [choose_config(config, dict.fromkeys(SETS) | configs(dtype=dtype), GemmConfig, None)]
-        candidates, fallback = [each for each in members if not rejection(each, target, dtype)], []
-        chosen = ""
-    skipped, cause = (
-        [(each, rejection(each, target, dtype)) for each in members if each not in candidates],
-        None,
-    )
-    for candidate in dict.fromkeys((*candidates, *fallback)):
+    skipped: dict[GemmConfig, str] = {}
+    cause = None
+    for candidate, why in _list_choices(config, shape, dtype, b_k_major, target, sms):
+        if candidate in skipped:
+            continue
+        if reason := rejection(candidate, target, dtype):
+            skipped[candidate] = reason
+            continue
         try:  # to compile and load, so that a refusal comes here and not at the first launch
             launch = bind_config(candidate, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sms)
         except torch.AcceleratorError:
             raise  # the context is lost: no other configuration could run either
         except Exception as error:
-            skipped.append((candidate, f"{type(error).__name__}: {device.first_line(error)[:200]}"))
+            skipped[candidate] = f"{type(error).__name__}: {device.first_line(error)[:200]}"
             cause = error
             continue
-        sentence = (
-            ""
-            if candidate in candidates
-            else (
-                f"no configuration of the set {which!r} runs on {target}; the "
-                f"conservative configuration {candidate} is used instead."
-            )
-        )
-        if candidate not in candidates[:1]:
-            chosen = chosen and "by the model"
-        return Plan(launch, (m, n), out.dtype, a.device, candidate, skipped, sentence, chosen)
-    reasons = "; ".join(f"{each.name}: {reason.rstrip('.')}" for each, reason in skipped)
+        fallback = why if why.startswith("no configuration") else ""
+        return Plan(launch, (m, n), out.dtype, a.device, candidate, [*skipped.items()], fallback, why)
+    reasons = "; ".join(f"{each}: {reason.rstrip('.')}" for each, reason in skipped.items())
     raise device.Unsupported(f"no configuration that was asked for runs on {target}: {reasons}.") from cause
 
 
-def bind_config(config, a, stored_b, out, scale_a, scale_b, shape, b_k_major, sms):
+def bind_config(
+    config: GemmConfig, a, stored_b, out, scale_a, scale_b, shape, b_k_major: bool, sms: int
+) -> Callable[..., object]:
     """Compile `config`'s kernel and return a function of (a, b, scale_a, scale_b, out) that launches it."""
     constants = config.constants(sms, b_k_major)
     options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
@@ -209,7 +232,15 @@ def gemm_operator(a, b, scale_a=None, scale_b=None, config="best"):
     return planner.run((a, b, scale_a, scale_b), None, config)
 
 
-def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Launch:
+def prepare(
+    a: torch.Tensor,  # (M, K)
+    b: torch.Tensor,  # (K, N)
+    *,
+    scale_a: torch.Tensor | None = None,  # one value
+    scale_b: torch.Tensor | None = None,  # one value
+    out: torch.Tensor | None = None,  # (M, N)
+    config: str | GemmConfig = "best",
+) -> Launch:
     """Check the arguments, choose a configuration and build its descriptors once; return a Launch.
 
     Arguments as for `gemm`. The Launch has `out` and the chosen `config`. It lists in `skipped` the configurations that
@@ -218,7 +249,15 @@ def prepare(a, b, *, scale_a=None, scale_b=None, out=None, config="best") -> Lau
     return planner.prepare((a, b, scale_a, scale_b), out, config)
 
 
-def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
+def gemm(
+    a: torch.Tensor,  # (M, K)
+    b: torch.Tensor,  # (K, N)
+    *,
+    scale_a: torch.Tensor | None = None,  # one value
+    scale_b: torch.Tensor | None = None,  # one value
+    out: torch.Tensor | None = None,  # (M, N)
+    config: str | GemmConfig = "best",
+) -> torch.Tensor:  # (M, N)
     """Return C (M, N) = A (M, K) @ B (K, N), accumulated in float32.
 
     float8 on Hopper accumulates with fewer mantissa bits than float32.
@@ -229,8 +268,8 @@ def gemm(a, b, *, scale_a=None, scale_b=None, out=None, config="best"):
     scale_a, scale_b: one float32 value each, for float8 only.
     out: has A's dtype, or bfloat16 for float8.
     config: "best" (the tuned configuration of the shape or of one nearby, or else the one of the course that the model
-    expects to be fastest), a set ("conservative", "proposed", "course"), a name from `configs()` or a GemmConfig. If no
-    configuration of a set can run, gemm warns and falls back to a conservative one. The environment variable
+    expects to be fastest), a set ("conservative", "proposed", "course"), the name of a configuration (`configs.parse`)
+    or a GemmConfig. If no configuration of a set can run, gemm warns and falls back to a conservative one. The environment variable
     TILES_GEMM_CONFIG, a set or a name, replaces "best" when the first call with such tensors is planned.
 
     Under torch.compile and where autograd records, this is the operator torch.ops.tiles.gemm. It has a backward pass

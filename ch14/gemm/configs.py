@@ -5,10 +5,13 @@ This file imports neither Triton nor torch, so that a table of configurations ca
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 from dataclasses import dataclass
+from typing import Any
 
-from tilelab.runtime import device
+from tilelab.runtime import device, spoken
 from tilelab.runtime.build import Job
 
 ITEMSIZE = {"bf16": 2, "fp16": 2, "fp8": 1}
@@ -17,6 +20,24 @@ SETS = ("conservative", "proposed", "course")
 _TILE_SIDES = (16, 32, 64, 128, 256, 512)
 _EXTRA_COLUMNS = {320: 64, 192: 64, 160: 32, 96: 32, 80: 16}  # of a tile whose width is no power of two
 _TRITON_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8e4nv"}
+# The parts of a configuration's name, in this order: "128×256×64 · 8 warps · 4 stages · persistent · C in 2 parts".
+PHRASES = {
+    "block_m block_n block_k": "{}×{}×{}",
+    "num_warps": "{} warps",
+    "num_stages": "{} stages",
+    "kernel": "{}",
+    "splits": "{} ways",
+    "epilogue_subtile": "C in {} parts",
+    "programs_per_sm": "{} per SM",
+    "pdl": "early",
+    "group_m": "groups of {}",
+}
+# The same name as the field note and older tables spell it: "128,256,64,8,4 persistent /2 x2 early group 16".
+_OLD_NAME = re.compile(
+    r"(?P<block_m>\d+),(?P<block_n>\d+),(?P<block_k>\d+),(?P<num_warps>\d+),(?P<num_stages>\d+)"
+    r"( (?P<kernel>[a-z]+))?( (?P<splits>\d+) ways)?( /(?P<epilogue_subtile>\d+))?"
+    r"( x(?P<programs_per_sm>\d+))?(?P<pdl> early)?( group (?P<group_m>\d+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -85,26 +106,13 @@ class GemmConfig:
                 f"columns into {self.epilogue_subtile} parts."
             )
 
-    def __str__(self):
-        return ",".join(map(str, self.tile))
-
-    @property
-    def tile(self) -> tuple[int, int, int, int, int]:
-        """Return (block_m, block_n, block_k, warps, stages), the notation of the field note."""
-        return self.block_m, self.block_n, self.block_k, self.num_warps, self.num_stages
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def name(self) -> str:
-        """Return the full name: the tile, the kernel, and each option that differs from its default.
-
-        "128,128,64,4,3 persistent /4 x2 early" stores C in four parts, runs two programs per SM and uses
-        programmatic dependent launch (`pdl`).
-        """
-        extras = [f"{self.splits} ways"] * (self.splits > 1)
-        extras += [f"/{self.epilogue_subtile}"] * (self.epilogue_subtile > 1)
-        extras += [f"x{self.programs_per_sm}"] * (self.programs_per_sm > 1) + ["early"] * self.pdl
-        extras += [f"group {self.group_m}"] * (self.group_m != 8)
-        return " ".join([str(self), self.kernel, *extras])
+        """Return the name that a person can say: the tile, the kernel, and each option that differs from its default."""
+        return spoken.say(self, PHRASES, always=["kernel"])
 
     def tiles(self, m: int, n: int) -> int:
         """Return the number of tiles in C (m, n)."""
@@ -254,38 +262,29 @@ def configs(
     return {config.name: config for config in members if not target or not rejection(config, target, dtype)}
 
 
-def _find_subtile(block_n: int) -> int:
-    extra = _EXTRA_COLUMNS.get(block_n)
-    return (block_n - extra) // extra if extra else 1
-
-
 def parse(text: str, dtype: str = "bf16") -> GemmConfig:
-    """Return the configuration that `text` names: a key of `configs()`, or "BM,BN,BK,WARPS,STAGES" and maybe a kernel.
+    """Return the configuration that `text` names, as `GemmConfig.name` or as the field note spells it.
 
-    A tile without a kernel's name means the configuration in `configs()` with this tile, or else the persistent kernel.
-    ValueError for other text, and for a tile that several configurations share.
+    Without a kernel, as in "128×256×64 · 8 warps · 4 stages" or "128,256,64,8,4", the text means the configuration in
+    `configs()` with this tile, or else the persistent kernel. ValueError for other text, and for a tile that several
+    configurations share.
     """
-    named = configs(dtype=dtype)
-    if text in named:
-        return named[text]
-    tile, _, kernel = text.partition(" ")
-    try:
-        block_m, block_n, block_k, num_warps, num_stages = map(int, tile.split(","))
-    except ValueError:
+    fields: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        fields = spoken.read(text, PHRASES, _OLD_NAME)
+    if not {"block_m", "num_warps", "num_stages"} <= fields.keys():
         raise ValueError(
-            f"unknown configuration {text[:60]!r}; choose best, a set ({', '.join(SETS)}), a name from "
-            "configs(), or BLOCK_M,BLOCK_N,BLOCK_K,WARPS,STAGES such as 128,256,64,8,3."
-        ) from None
-    alike = [name for name, config in named.items() if str(config) == tile and not kernel]
-    if len(alike) > 1:
-        raise ValueError(f"the tile {tile} is that of several configurations; choose {' or '.join(alike)}.")
-    return (
-        named[alike[0]]
-        if alike
-        else GemmConfig(
-            block_m, block_n, block_k, num_warps, num_stages, kernel or "persistent", _find_subtile(block_n)
+            f"unknown configuration {text[:60]!r}; choose best, a set ({', '.join(SETS)}), a name from configs(), or a "
+            "tile such as 128×256×64 · 8 warps · 3 stages or 128,256,64,8,3."
         )
-    )
+    named = [config for config in configs(dtype=dtype).values() if fields.items() <= vars(config).items()]
+    if "kernel" in fields or not named:
+        extra = _EXTRA_COLUMNS.get(fields["block_n"])
+        parts = (fields["block_n"] - extra) // extra if extra else 1
+        return GemmConfig(**{"kernel": "persistent", "epilogue_subtile": parts} | fields)
+    if len(named) > 1:
+        raise ValueError(f"several configurations are {text}; choose {' or '.join(map(str, named))}.")
+    return named[0]
 
 
 @dataclass(frozen=True)
@@ -304,8 +303,8 @@ class Rates:
     split_us: float = 3.0  # from the first program's part to the sum of all
 
 
-def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: int) -> float:
-    """Return the predicted time in milliseconds, from waves of tiles, the cost of a step of K, and DRAM.
+def predict_us(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", sms: int = 132) -> float:
+    """Return the predicted time in microseconds, from waves of tiles, the cost of a step of K, and DRAM.
 
     A step takes as long as the slowest of three: its products, the loads of its operands from L2, and the latency of
     one load divided by the number of loads in flight. Every program has a load in flight per stage, but for the stage
@@ -339,7 +338,7 @@ def predicted_ms(config: GemmConfig, m: int, n: int, k: int, dtype: str, sms: in
         busy += (together + left - 1) * ends
     if config.splits > 1:  # each part of C is written and read in float32, mostly in L2, by all SMs together
         busy += rates.split_us + config.splits * m * n * 8 / rates.l2_bytes_per_us / sms
-    return (max(busy, dram) + ends + rates.launch_us / (1 + config.pdl)) / 1e3
+    return max(busy, dram) + ends + rates.launch_us / (1 + config.pdl)
 
 
 def _plain_programs_per_sm(config: GemmConfig, dtype: str) -> int:
@@ -359,7 +358,7 @@ def _plain_programs_per_sm(config: GemmConfig, dtype: str) -> int:
 def rank_configs(which: str, m: int, n: int, k: int, dtype: str, target: str, sms: int) -> list[GemmConfig]:
     """Return the set's configurations that pass the resource model on `target`, the one predicted fastest first."""
     return sorted(
-        configs(which, dtype, target).values(), key=lambda config: predicted_ms(config, m, n, k, dtype, sms)
+        configs(which, dtype, target).values(), key=lambda config: predict_us(config, m, n, k, dtype, sms)
     )
 
 

@@ -5,6 +5,8 @@ The backward pass is two more products: dA = dC B^T and dB = A^T dC.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tilelab.runtime import operators
@@ -55,7 +57,7 @@ def _backward(ctx, gradient):
     return grad_a, grad_b, None, None, None
 
 
-def register(run):
+def register(run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Register `run(a, b, scale_a=None, scale_b=None, config="best")` and return the operator."""
     return operators.register(
         'gemm(Tensor a, Tensor b, Tensor? scale_a=None, Tensor? scale_b=None, str config="best") -> Tensor',

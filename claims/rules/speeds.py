@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 
 from ch14.compiled.lesson import workloads
+from ch14.gemm.configs import parse
 from claims.judge import (
     ABOUT,
     QUICK_MARGIN,
@@ -153,9 +154,9 @@ def more_warps_are_faster(evidence: Evidence, few: int, many: int) -> Ruling:
     """Judge whether the same tile is faster with more warps in most cases, or only larger tiles are."""
     by_tile, best = collections.defaultdict(dict), collections.defaultdict(dict)
     for row in evidence(SWEEP, status="ok"):
-        *tile, warps, stages = map(int, row["config"].split(","))
-        n = row["shape"][0]
-        by_tile[*tile, stages, n][warps] = get_ratio(row)
+        config, n = parse(row["kernel"]), row["shape"][0]
+        warps = config.num_warps
+        by_tile[config.block_m, config.block_n, config.block_k, config.num_stages, n][warps] = get_ratio(row)
         best[warps][n] = max(best[warps].get(n, 0), get_ratio(row))
     gains = [of[many] / of[few] for of in by_tile.values() if {few, many} <= of.keys()]
     with_few, with_many = ([best[warps][n] for n in SIZES] for warps in (few, many))
@@ -218,7 +219,7 @@ def large_copies_win(evidence: Evidence, tile: str) -> Ruling:
     return decide(
         is_better(large, other["ratio"]),
         large=large,
-        other_tile=other["config"].split(",")[:2],
+        other_tile=other["config"].partition(" ")[0].split("×"),
         other=other["ratio"],
         least=min(ratios),
         most=max(ratios),

@@ -29,12 +29,12 @@ SMEM = "it needs {} B of shared memory per block; {} has 232,448 B."
 # What the compilers say; `test_the_compilers_say_so` asks them.
 BUILT = {
     "proposed_on_b200": {
-        "128,128,128,8,4 plain": SMEM.format("262,192", "sm_100a"),
-        "128,128,64,8,3 plain": "",
-        "128,256,128,16,4 plain": SMEM.format("294,936", "sm_100a"),
-        "256,128,128,16,4 plain": SMEM.format("294,936", "sm_100a"),
-        "256,256,128,16,5 plain": SMEM.format("524,320", "sm_100a"),
-        "64,64,64,4,2 plain": "",
+        "128×128×128 · 8 warps · 4 stages · plain": SMEM.format("262,192", "sm_100a"),
+        "128×128×64 · 8 warps · 3 stages · plain": "",
+        "128×256×128 · 16 warps · 4 stages · plain": SMEM.format("294,936", "sm_100a"),
+        "256×128×128 · 16 warps · 4 stages · plain": SMEM.format("294,936", "sm_100a"),
+        "256×256×128 · 16 warps · 5 stages · plain": SMEM.format("524,320", "sm_100a"),
+        "64×64×64 · 4 warps · 2 stages · plain": "",
     },
     "aggressive_on_hopper": SMEM.format("262,176", "sm_90a"),
     "copy_depends_on_stages": False,

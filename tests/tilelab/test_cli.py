@@ -1,4 +1,7 @@
-"""tilelab.cli: one line for what is wrong, the rows as a table or JSON, and a status that says how it went."""
+"""tilelab.cli: one line for what is wrong, the rows as a table or JSON, and a status that says how it went.
+
+tests/test_commands.py tries the topics' own commands.
+"""
 
 import io
 import json
@@ -10,89 +13,165 @@ import pytest
 
 from tilelab import cli
 from tilelab.course import notebook
+from tilelab.runtime import build, device
 
 
-def answered(rows, path=None):
-    return cli.run_and_report("ch99.module", ["name", "absent", "status"], "0" * 12, path, lambda: rows)
+def make(measure=lambda options: [], **fields):
+    """A command with one option of each kind, whose measurement is `measure`."""
+    options = {
+        "size": cli.sizes("R,C", (4, 8), largest=100),
+        "count": cli.number(2, range(1, 4), "1 to 3"),
+        "kind": cli.named({"one": 1, "two": 2}, "one"),
+        "variant": cli.configs(lambda options: {"first": 1, "second": 2}, "all", "which"),
+        "target": cli.target(),
+        "loud": cli.flag("say more"),
+        "tune": cli.tune(),
+    }
+    given = {
+        "module": "ch99.module",
+        "description": "Nothing.",
+        "options": options,
+        "source": lambda: "0" * 12,
+    }
+    return cli.Command(**given | {"measure": measure, "columns": "name absent status"} | fields)
+
+
+def answer(rows, *arguments, **fields):
+    return make(lambda options: rows, **fields).main(arguments)
 
 
 @pytest.mark.parametrize(
-    "statuses, status", [(["ok", "ok"], 0), (["ok", "unsupported"], 2), (["unsupported", "wrong"], 1)]
+    "statuses, status, partial_status",
+    [
+        (["ok", "ok"], 0, 0),
+        (["ok", "unsupported"], 2, 0),
+        (["unsupported", "failed"], 2, 2),
+        (["unsupported", "wrong"], 1, 1),
+        (["ok", "wrong"], 1, 1),
+    ],
 )
-def test_the_status_says_how_it_went(capsys, statuses, status):
-    assert answered([{"name": f"row{i}", "status": said} for i, said in enumerate(statuses)]) == status
-    assert "row0" in capsys.readouterr().out
-
-
-def test_columns_that_no_row_has_are_left_out(capsys):
-    answered([{"name": "one", "status": "ok"}])
-    assert "absent" not in capsys.readouterr().out
+def test_the_status_says_how_it_went(capsys, statuses, status, partial_status):
+    rows = [{"name": f"row{i}", "status": said} for i, said in enumerate(statuses)]
+    assert (answer(rows), answer(rows, partial=True)) == (status, partial_status)
+    out = capsys.readouterr().out
+    assert "row0" in out and "absent" not in out  # a column that no row has
 
 
 def test_json_goes_to_standard_output_alone_or_to_a_file_besides(capsys, tmp_path):
     rows = [{"name": "one", "status": "ok"}]
-    answered(rows, "-")
+    answer(rows, "--json", "-")
     record = json.loads(capsys.readouterr().out)
     assert record["experiment"] == "ch99_module" and record["rows"] == rows
-    answered(rows, str(tmp_path / "new" / "rows.json"))
+    answer(rows, "--json", str(tmp_path / "new" / "rows.json"))
     assert json.loads((tmp_path / "new" / "rows.json").read_text())["rows"] == rows
     assert "one" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("error", [ValueError, OSError, RuntimeError])
-def test_what_cannot_run_is_one_line_and_two(capsys, error):
-    def measure():
-        raise error("No GPU.\nand a long story")
+@pytest.mark.parametrize(
+    "error, arguments, status, said",
+    [
+        (ValueError("No GPU.\nand a long story"), [], 2, "No GPU."),
+        (OSError("No GPU."), [], 2, "No GPU."),
+        (RuntimeError("No GPU."), [], 2, "No GPU."),
+        (KeyboardInterrupt(), [], 130, "cancelled."),
+        (KeyboardInterrupt(), ["--tune", "x"], 130, "cancelled; the shapes that were printed are kept."),
+    ],
+)
+def test_what_ends_early_is_one_line(capsys, error, arguments, status, said):
+    def measure(options):
+        raise error
 
-    assert cli.run_and_report("ch99.module", ["name"], "0" * 12, None, measure) == 2
-    assert capsys.readouterr().err == "python -m ch99.module: No GPU.\n"
-
-
-def test_ctrl_c_is_one_line(capsys):
-    def measure():
-        raise KeyboardInterrupt
-
-    assert cli.run_and_report("ch99.module", ["name"], "0" * 12, None, measure) == 130
-    assert capsys.readouterr().err == "python -m ch99.module: interrupted.\n"
+    assert make(measure).main(arguments) == status
+    assert capsys.readouterr().err == f"python -m ch99.module: {said}\n"
 
 
 @pytest.mark.parametrize(
     "argv, said",
     [
-        (["--json", ""], "--json takes a file or -."),
+        (["--json", ""], "--json takes a file; it is empty."),
         (["--json", "."], "--json takes a file; . is a folder."),
         (["--json", "/dev/null/new/rows.json"], "--json takes a file; /dev/null is no folder."),
         (["--json", "a" * 300], f"--json takes a file; {'a' * 60} cannot be one (File name too long)."),
         (["--nix"], "unrecognized arguments: --nix"),
         (["--nix", "1" * 4301], f"unrecognized arguments: --nix {'1' * 60}…"),
         (["--nix\nnix"], "unrecognized arguments: --nix nix"),
+        (["--count", "4"], "--count must be 1 to 3; it is 4."),
+        (["--size", "1,101"], "--size must be R,C, each from 1 to 100; it is 1,101."),
+        (["--variant", "third"], "--variant must be one of first, second, best, all; it is 'third'."),
+        (["--tune", "x", "--loud"], "--tune stands alone; --loud was given too."),
+        (["--loud", "--count", "3"], "--loud goes with --json only; --count was given too."),
+        (["--size", "7,7"], "seven is no size."),
     ],
 )
 def test_bad_usage_is_one_line_and_two(capsys, argv, said):
+    def complete(options):
+        if options.size == (7, 7):
+            raise ValueError("seven is no size.")
+
     with pytest.raises(SystemExit) as stopped:
-        cli.parse_options(cli.make_parser("ch99.module", "Nothing."), argv)
+        make(complete=complete, alone={"tune": (), "loud": ("json",)}).main(argv)
     assert stopped.value.code == 2
     assert capsys.readouterr().err == f"python -m ch99.module: {said}\n"
 
 
-def test_sizes_have_a_form_and_a_limit():
-    assert cli.parse_sizes("4096,64", "R,C") == (4096, 64)
-    for text in (
-        "",
-        "4096,",
-        "a,b",
-        "1.5,1",
-        "0,1",
-        "-4,1",
-        "4096",
-        "9,9,9",
-        "101,1",
-        "²,1",
-        "1," + "1" * 4301,
-    ):
-        with pytest.raises(ValueError, match="it must be R,C, each from 1 to 100; it is ") as caught:
+def test_options_are_converted():
+    options = make().parse(["--size", "100,1", "--kind", "two", "--target", "sm_90a"])
+    assert (options.size, options.count, options.kind, options.target) == ((100, 1), 2, 2, "sm_90a")
+    assert options.given == {"size", "kind", "target"} and options.configs == {"first": 1, "second": 2}
+    assert [make().parse(["--variant", name]).configs for name in ("best", "second")] == [
+        {"first": 1},
+        {"second": 2},
+    ]
+    for text in ("", "4096,", "a,b", "1.5,1", "0,1", "-4,1", "4096", "9,9,9", "²,1", "1," + "1" * 4301):
+        with pytest.raises(ValueError, match="must be R,C, each from 1 to 100; it is ") as caught:
             cli.parse_sizes(text, "R,C", 100)
         assert len(str(caught.value)) < 150
+
+
+def test_an_option_that_is_set_chooses_what_runs():
+    command = make(actions={"tune": lambda options: 5, "loud": lambda options: 6}, compile=lambda options: 7)
+    chosen = [
+        command.main(each.split()) for each in ("--tune x", "--loud", "--target sm_90a", "--loud --tune x")
+    ]
+    assert chosen == [5, 6, 7, 5]
+
+
+def test_only_what_is_right_is_timed_and_what_cannot_run_is_a_row(capsys, monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: device.Device("H200", (9, 0), "sm_90a"))
+    command = make(
+        None,
+        verify=lambda options, config: {"status": "ok" if config == 1 else "wrong", "reason": ""},
+        compare=lambda options, right: [{"name": name, "ms": 1.0} for name in (*right, "peer")],
+        reject=lambda options, config, target: (
+            f"not on {target}" if options.count == 3 and config == 2 else ""
+        ),
+    )
+    assert command.main(["--json", "-"]) == 1
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["name"], row["config"], row["status"], row.get("ms")) for row in rows] == [
+        ("first", "1", "ok", 1.0),
+        ("second", "2", "wrong", None),
+    ]
+    assert command.main(["--count", "3", "--json", "-"]) == 2
+    (_, row) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["status"], row["reason"]) == ("unsupported", "not on sm_90a")
+
+
+def test_configurations_are_compiled_in_parallel_and_come_in_order(capsys, monkeypatch):
+    def build_all(jobs):
+        return [build.Report(job, "ok") for job in reversed(list(jobs))]
+
+    monkeypatch.setattr(build, "build", build_all)
+    command = make(
+        job=lambda options, config: build.Job("kernel", {}, {}, options.target, name=str(config)),
+        describe=lambda report: {"said": report.job.name},
+    )
+    assert command.main(["--target", "sm_100a", "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["name"], row["said"], row["target"]) for row in rows] == [
+        ("first", "1", "sm_100a"),
+        ("second", "2", "sm_100a"),
+    ]
 
 
 @pytest.mark.parametrize("shown", ["one line", "x" * 10**6], ids=["short", "long"])
@@ -126,13 +205,13 @@ def test_a_closed_pipe_is_not_reported_as_an_error_of_the_measurement(monkeypatc
 
     monkeypatch.setattr(sys, "stdout", Closed())
     with pytest.raises(BrokenPipeError):
-        answered([{"name": "one", "status": "ok"}])
+        answer([{"name": "one", "status": "ok"}])
 
 
 def test_a_link_that_leads_to_itself_is_refused_before_the_work(capsys, tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(SystemExit):
-        cli.parse_options(cli.make_parser("ch99.module", "Nothing."), ["--json", str(tmp_path / "loop")])
+        answer([], "--json", str(tmp_path / "loop"))
     assert "(Too many levels of symbolic links)" in capsys.readouterr().err
     (tmp_path / "dangling").symlink_to(tmp_path / "none yet")
     assert cli.unwritable_reason(str(tmp_path / "dangling")) == ""

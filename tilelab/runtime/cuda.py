@@ -15,7 +15,7 @@ import re
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -282,6 +282,8 @@ class Address(ctypes.c_uint64):
 
 def as_parameter(value: Any) -> Any:
     """Return a kernel argument as a value in memory of the host; a plain number raises TypeError."""
+    if value is None:
+        return Address()
     if hasattr(value, "data_ptr"):
         if not value.is_cuda:
             raise ValueError("a kernel argument is a CPU tensor: move it to the GPU first.")
@@ -391,23 +393,27 @@ def prepare_launch(
     kernel,
     grid: int | Sequence[int],
     block: int | Sequence[int],
-    args: Sequence[Any],
+    args: Sequence[Any] | Mapping[str, Any],
     smem_bytes: int = 0,
     cluster: int = 1,
     early: bool = False,
-    follows: Sequence[int | None] | None = None,
+    follows: Sequence[int | None] | Mapping[str, int] | None = None,
 ) -> PreparedLaunch:
     """Check a launch once and return a function that launches the kernel on the then current stream of torch.
 
     `grid` and `block` count blocks and threads: one int or up to three, x first. `args` are CUDA tensors (passed as
-    pointers, and kept alive by the function), ctypes or numpy scalars as wide as the parameter, or tensor maps;
-    TypeError for a plain Python number. `smem_bytes` is the dynamic shared memory of a block. `cluster` is the
+    pointers, and kept alive by the function), None for a pointer that the kernel does not read, ctypes or numpy scalars
+    as wide as the parameter, or tensor maps; TypeError for a plain Python number. They may have names, in the order of
+    the kernel's parameters, by which `follows` then calls them. `smem_bytes` is the dynamic shared memory of a block. `cluster` is the
     number of blocks, neighbours along x, that run together: 1 to 8, and a divisor of the grid's x. With `early` the
     kernel may start before the one before it has ended (programmatic dependent launch), and must wait for it with
     griddepcontrol.wait. Launches use the GPU that is current now, from any thread, and leave it current there.
     With `follows` the function takes tensors, as `PreparedLaunch` says, and keeps none alive. Raises Unsupported
     without a GPU or with too little shared memory per block.
     """
+    if isinstance(args, Mapping):
+        names = follows or {}
+        follows, args = [names.get(name) for name in args] if names else None, list(args.values())
     core_device, here = current_device(), device.current()
     needed = smem_bytes + getattr(
         getattr(kernel, "attributes", None), "shared_size_bytes", 0

@@ -50,6 +50,7 @@ class _Capabilities:
 
 
 _NEEDS = {
+    "capability": "a GPU",
     "has_tma": "TMA (compute capability 9.0 or newer)",
     "has_wgmma": "WGMMA (compute capability 9.0)",
     "has_tcgen05": "tcgen05 and tensor memory (compute capability 10.x)",

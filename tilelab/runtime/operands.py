@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -223,6 +223,12 @@ def require_whole_numbers(config: Any) -> None:
             raise ValueError(
                 f"{field.name} of a {type(config).__name__} must be a whole number; it is {value!r:.40}."
             )
+
+
+def require_one_of(name: str, value: Any, allowed: Iterable) -> None:
+    """Raise ValueError unless `value` is one of `allowed` and has its type, so that 16.0 is not 16."""
+    if not any(type(value) is type(each) and value == each for each in allowed):
+        raise ValueError(f"{name} is {value!r:.40}; choose one of {', '.join(map(str, allowed))}.")
 
 
 def choose_config(config: Any, named: Mapping[str, Any], kind: type, best: Callable[[], Any]) -> Any:

@@ -17,6 +17,7 @@ from ch14.blockscaled.lesson.smem_planner_hopper import Hopper
 from tilelab.pictures import plots
 from tilelab.pictures.diagrams import box, canvas, lighten, write
 from tilelab.records import results
+from tilelab.runtime.operands import require_one_of
 
 BLUE, ORANGE, GREEN, PINK, RED, SKY = map(
     plots.colour, ("best", "proposed", "predicted", "plain", "conservative", "roles")
@@ -245,7 +246,7 @@ class Planner:
     """
 
     def __init__(self, target: str = "sm_100a"):
-        smem_planner.require_one_of("the planner's target", target, ("sm_100a", "sm_90a"))
+        require_one_of("the planner's target", target, ("sm_100a", "sm_90a"))
         self.target, self.plan, self.message = target, None, widgets.HTML()
         menus = _blackwell_menus() if target == "sm_100a" else _hopper_menus()
         self.menus = {

@@ -3,7 +3,7 @@
     smem_planner.plan(Blackwell((256, 128)))  # the stages that CUTLASS's example chooses
     smem_planner.plan(Hopper(128, 256))       # the same choice on sm_90a (smem_planner_hopper)
 
-The planner only computes: it needs neither torch nor a GPU. The Blackwell rules come from CUTLASS's CuTe-DSL example
+The planner only computes: it needs no GPU. The Blackwell rules come from CUTLASS's CuTe-DSL example
 examples/python/CuTeDSL/blackwell/dense_blockscaled_gemm_persistent.py (`_setup_attributes`, `_compute_stages`), from
 the layouts it uses (cutlass.utils.blackwell_helpers, blockscaled_layout), and from the PTX ISA ("tcgen05").
 """
@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 
 from tilelab.runtime import device
+from tilelab.runtime.operands import require_one_of
 
 BARRIER_BYTES = 1024  # The example reserves this for mbarriers and the address of its tensor memory.
 COLUMNS = 512  # TMEM has so many columns, with 128 lanes of 32 bits.
@@ -41,12 +42,6 @@ FORMATS = {
     "Float6E3M2FN": Format(8, 32, 2),
     "Float6E2M3FN": Format(8, 32, 2),
 }
-
-
-def require_one_of(name: str, value, allowed) -> None:
-    """Raise ValueError unless `value` is one of `allowed` and has its type, so that 16.0 is not 16."""
-    if not any(type(value) is type(each) and value == each for each in allowed):
-        raise ValueError(f"{name} is {value!r:.40}; choose one of {', '.join(map(str, allowed))}.")
 
 
 def require_stage_counts(choice) -> None:

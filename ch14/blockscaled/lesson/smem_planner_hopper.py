@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ch10.wgmma_gemm.configs import REGISTERS_BESIDE_SUMS
-from ch14.blockscaled.lesson.smem_planner import C_ITEMSIZE, Format, require_one_of, require_stage_counts
+from ch14.blockscaled.lesson.smem_planner import C_ITEMSIZE, Format, require_stage_counts
+from tilelab.runtime.operands import require_one_of
 
 FORMATS = {
     "BFloat16": Format(16, 16, 1, ()),

@@ -353,34 +353,19 @@ def measure_host_time():
         ]
 
 
-COLUMNS = [
-    "name",
-    "status",
-    "us",
-    "peer",
-    "peer_us",
-    "ratio",
-    "spread",
-    "traced_us",
-    "find_us",
-    "allocate_us",
-    "launch_us",
-    "moved_us",
-    "error",
-]
+def _measure(options: cli.Options) -> list[dict]:
+    device.require("has_tma", "timing a call", "read results/")
+    return measure_host_time().rows
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line and return the exit status of `cli.run_and_report`."""
-    parser = cli.make_parser("ch14.compiled.lesson.host_time", __doc__.splitlines()[0])
-    options = cli.parse_options(parser, argv)
-
-    def measure():
-        device.require("has_tma", "timing a call", "read results/")
-        return measure_host_time().rows
-
-    return cli.run_and_report("ch14.compiled.lesson.host_time", COLUMNS, source(), options.json, measure)
-
+COMMAND = cli.Command(
+    module="ch14.compiled.lesson.host_time",
+    description=__doc__.splitlines()[0],
+    options={},
+    columns="name status us peer peer_us ratio spread traced_us find_us allocate_us launch_us moved_us error",
+    source=source,
+    measure=_measure,
+)
 
 if __name__ == "__main__":
-    cli.run_main(main)
+    COMMAND.run()

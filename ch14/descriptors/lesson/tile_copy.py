@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.descriptors.configs import UNIT
+from tilelab.runtime import spoken
 from tilelab.runtime.operands import require_disjoint, require_gpu, require_rows, require_tensor, row_stride
 
 DTYPES = (
@@ -43,8 +44,10 @@ class CopyConfig:
             if type(value) is not int or value < 1 or value & (value - 1):
                 raise ValueError(f"{name} must be a power of two; it is {value!r:.40}.")
 
-    def __str__(self):
-        return f"{self.block_m},{self.block_n},{self.num_warps},{self.num_stages}"
+    def __str__(self) -> str:
+        return spoken.say(
+            self, {"block_m block_n": "{}×{}", "num_warps": "{} warps", "num_stages": "{} stages"}
+        )
 
 
 SETS = {

@@ -114,8 +114,8 @@ def _measure_epilogue_at(shape: tuple[int, int, int]) -> list[dict]:
 
 EPILOGUES = {"bf16": {}, "bias, SiLU and bf16": dict(bias=True, activation="silu")}
 BESIDE = "the consumers, 4 stages"  # the peer, with the ring of the versions that have epilogue warps
-WORKERS = {BESIDE: Fp8Config(stages=4), "the consumers, 5 stages": Fp8Config()} | {
-    f"{warps} warp{'s' * (warps > 1)}": Fp8Config(stages=4, epilogue_warps=warps) for warps in (1, 2, 3)
+WORKERS = {BESIDE: Fp8Config(num_stages=4), "the consumers, 5 stages": Fp8Config()} | {
+    f"{warps} warp{'s' * (warps > 1)}": Fp8Config(num_stages=4, epilogue_warps=warps) for warps in (1, 2, 3)
 }
 
 
@@ -176,14 +176,16 @@ def vary_stages(config: Fp8Config) -> dict[str, Fp8Config]:
     found = {}
     for stages in range(3, 17):
         with contextlib.suppress(ValueError):
-            found[f"{stages} stages"] = dataclasses.replace(config, stages=stages)
+            found[f"{stages} stages"] = dataclasses.replace(config, num_stages=stages)
     return found
 
 
 def group_configs(sms: int = 132) -> list[tuple[str, str, tuple[int, int, int], dict[str, Fp8Config]]]:
     """Return (claim, what, shape, configurations); the first configuration of a group is the peer of the others."""
     warps = {
-        f"{4 * consumers} warps, {scratch} scratch": Fp8Config(consumers=consumers, scratch=scratch, stages=4)
+        f"{4 * consumers} warps, {scratch} scratch": Fp8Config(
+            consumers=consumers, scratch=scratch, num_stages=4
+        )
         for consumers, scratch in ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1))
     }
     square = Fp8Config()
@@ -272,7 +274,7 @@ def verdicts(
     at_split = [row for row in thin if tuple(row["shape"]) == SPLIT and row.get("ratio")]
     split = next(row for row in at_split if row["name"] == "course")
     unsplit = [row for row in at_split if "unsplit" in row["name"]]
-    same_tile = next(row for row in unsplit if row["config"] == re.sub(r"\d+ splits, ", "", split["config"]))
+    same_tile = next(row for row in unsplit if row["config"] == re.sub(r" · \d+ splits", "", split["config"]))
     pairs += [
         ("split-K", "against the same tile, unsplit", same_tile, split),
         ("split-K", "against the fastest unsplit tile", max(unsplit, key=ratio), split),

@@ -18,25 +18,18 @@ from tilelab.records import results
 from tilelab.runtime import build, provenance
 
 SHAPES = ((4096, 4096, 7168), (8192, 8192, 1024))  # a long K, and a short one
-_NO_LOADS = (
-    "warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();\n        if (threadIdx.x == 0) {",
-    "warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();\n        if (false) {",
-    1,
-)
+_NO_LOADS = ("if (threadIdx.x == 0) {\n            for (int id", "if (false) {\n            for (int id", 1)
 _NO_WAITS = (
-    ("mbarrier_wait(full + 8 * state.stage, state.phase);", "", 1),
-    ("if (lane == 0) mbarrier_arrive(empty + 8 * used_stage);", "", 1),
+    ("mbarrier_wait(memory.full + 8 * state.stage, state.phase);", "", 1),
+    ("if (lane == 0) mbarrier_arrive(memory.empty + 8 * used_stage);", "", 1),
 )
 _NO_PRODUCTS = ("multiply(sum, a + consumer * ROWS * BLOCK_K, a + A_BYTES);", "", 1)
 _ADDITION = "acc[i] += sum[i] * (i / 2 % 2 ? lower : upper);"
 _NO_SUMS = (_ADDITION, "acc[i] = 0;", 1)
-_ONE_ADDITION = (
-    _ADDITION,
-    "if (i == 0) acc[i] += sum[i];",
-    1,
-)  # without any use the compiler drops the products
+# Without any use of the sums the compiler drops the products.
+_ONE_ADDITION = (_ADDITION, "if (i == 0) acc[i] += sum[i];", 1)
 _NO_EPILOGUE = ("else if (row < M) epilogue(", "else if (row < 0) epilogue(", 1)
-_NO_STEPS = ("blocks_left = first_step(split + 1) - step;", "blocks_left = 0;", 1)
+_NO_STEPS = ("blocks_left = work.last - step;", "blocks_left = 0;", 1)
 
 PARTS = {
     "loads alone": (_NO_PRODUCTS, _NO_SUMS, _NO_EPILOGUE),

@@ -23,7 +23,7 @@ EPILOGUES = (
 
 SPLIT_CONFIG = best_config(64, 128, 128 * 96, 3, mx=True)  # three CTAs share the K steps of a tile
 
-EPILOGUE_CONFIG = Fp8Config(stages=4, epilogue_warps=2)
+EPILOGUE_CONFIG = Fp8Config(num_stages=4, epilogue_warps=2)
 
 
 def fp8_operands(m: int, n: int, k: int, where="cuda") -> list[torch.Tensor]:

@@ -33,19 +33,21 @@ FEW_TILES = (
 
 STEPS = (
     "gemm_pointers:prepare_pointers",
-    "gemm_pointers:prepare_pointers(stages=3)",
+    "gemm_pointers:prepare_pointers(num_stages=3)",
     "gemm_descriptors:prepare_descriptors",
-    "gemm_descriptors:prepare_descriptors(stages=3)",
+    "gemm_descriptors:prepare_descriptors(num_stages=3)",
     "gemm_grouped:prepare_grouped",
-    "gemm_parts:prepare_parts",
+    "gemm_subtiled:prepare_subtiled",
     "gemm_persistent:prepare_persistent",
-    "gemm_persistent:prepare_persistent(stages=3)",
-    "gemm_persistent:prepare_persistent(stages=3, parts=4, per_sm=2)",
+    "gemm_persistent:prepare_persistent(num_stages=3)",
+    "gemm_persistent:prepare_persistent(num_stages=3, epilogue_subtile=4, programs_per_sm=2)",
     "gemm_early:prepare_early",
 )
 lesson.register("ch14_gemm_ladder", "ch14_gemm", *STEPS)
 lesson.register("ch14_gemm_stages", "ch14_gemm", STEPS[0], STEPS[2], sweep=True)
-lesson.register("ch14_gemm_few_tiles", "ch14_gemm", "gemm_parts:prepare_parts", "gemm_split:prepare_split")
+lesson.register(
+    "ch14_gemm_few_tiles", "ch14_gemm", "gemm_subtiled:prepare_subtiled", "gemm_split:prepare_split"
+)
 lesson.register("ch14_gemm_splits", "ch14_gemm", "gemm_split:prepare_split", sweep=True)
 for _size in (2048, 4096, 8192):
     lesson.register(
@@ -227,10 +229,12 @@ def check_fit(prepare: Callable, options: dict) -> None:
         functools.partial(prepare, **options), make_inputs((256, 256, 256)), "sm_90a"
     )
     assert report.launchable, report.reason
-    assert options.get("stages", 0) >= 3, "keep at least three stages"
+    assert options.get("num_stages", 0) >= 3, "keep at least three stages"
     assert report.programs_per_sm == 2, f"{report.programs_per_sm} program per SM: {report.smem:,} B each"
-    fewer = functools.partial(prepare, **options | {"parts": options.get("parts", 1) // 2 or 1})
-    if options.get("parts", 1) > 1:
+    fewer = functools.partial(
+        prepare, **options | {"epilogue_subtile": options.get("epilogue_subtile", 1) // 2 or 1}
+    )
+    if options.get("epilogue_subtile", 1) > 1:
         other = lesson.compile_launch(fewer, make_inputs((256, 256, 256)), "sm_90a")
         assert other.programs_per_sm != 2, "fewer parts fit too"
 

@@ -203,14 +203,13 @@ def test_the_table_of_the_sweep_names_the_operation():
 
 
 def test_the_panel_s_kernel():
-    subject = sweep.TUNABLE_KERNEL
+    subject = sweep.BulkSpace
     for op in subject.dtypes:
         for preset in subject.presets.values():
             assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
-    assert subject.space((1 << 20,), "copy", "sm_100a") == sweep.BulkSpace("copy", 1 << 20, "sm_100a")
     for shape in ((6,), (0,), (4, 4)):
         with pytest.raises(ValueError, match="it must be the BYTES of each array, a positive multiple of 4"):
-            subject.space(shape, "copy", None)
+            subject(shape, "copy")
 
 
 # ---- what the launcher refuses; the checks come before the GPU, so tensors of the CPU will do

@@ -6,8 +6,8 @@ import pretended
 import pytest
 
 from ch14.attention import configs, job
-from ch14.attention.__main__ import main
 from ch14.attention.lesson import experiments
+from ch14.attention.lesson.command import COMMAND
 from tilelab.runtime import build
 
 pytestmark = pytest.mark.compile
@@ -44,7 +44,7 @@ def test_the_masked_kernels_load_and_multiply_in_sass():
 
 
 def test_command_line_compiles(capsys, rows):
-    assert main(["--target", "sm_100a", "--json", "-"]) == 0
+    assert COMMAND.main(["--target", "sm_100a", "--json", "-"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["status"] == "ok" and row["tcgen05_mma"] > 0
 

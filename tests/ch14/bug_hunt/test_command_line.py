@@ -5,9 +5,10 @@ import re
 
 import pytest
 
+from ch14 import bug_hunt
 from ch14.bug_hunt import HUNTS, environments
-from ch14.bug_hunt import __main__ as command
 from ch14.bug_hunt.lesson import experiments
+from ch14.bug_hunt.lesson.command import COMMAND as command
 from tilelab.records import results
 
 INSTALLED = environments.installed_version()
@@ -40,31 +41,6 @@ def test_nothing_found_as_text_and_as_json(run):
     status, out, err = run(*arguments, "--json", "-")
     (row,) = json.loads(out)["rows"]
     assert status == 0 and not err and (row["hunt"], row["outcome"]) == ("loop", "builds")
-
-
-def test_bad_usage_is_one_line_and_two(run):
-    for arguments, message in (
-        (["--hunt", "bug"], "argument --hunt: invalid choice: 'bug'"),
-        (["--target", "sm_90"], "argument --target: invalid choice: 'sm_90'"),
-        (["--triton", "3.5"], "a Triton version must be three numbers such as 3.5.1; it is '3.5'"),
-        (["--start", "TILE=3"], "--start takes LOOP=..., LOADS=..., .*; it is 'TILE=3'"),
-        (["--start", "num_warps=3"], r"--start takes num_warps=2\|4\|8\|16; it is 'num_warps=3'"),
-        (["--start", "num_warps"], r"--start takes num_warps=2\|4\|8\|16; it is 'num_warps'"),
-        (["--reach", "-1"], "--reach must be 0 or more; it is -1"),
-        (["--reach", "far"], "argument --reach: invalid int value: 'far'"),
-        (["--report", "."], "--report takes a file; . is a folder"),
-        (["--report", ""], "--report takes a file; it is empty"),
-        (["--json", ""], "--json takes a file or -"),
-        (["--matrix", "all"], "argument --matrix: invalid choice: 'all'"),
-        (
-            ["--matrix", "--triton", "3.4.0"],
-            "--triton must be one of 3.5.0, .*, 3.9.0 for matrix; it is 3.4.0",
-        ),
-        (["--bisect"], "unrecognized arguments: --bisect"),
-    ):
-        status, out, err = run(*arguments)
-        assert status == 2 and not out, arguments
-        assert re.fullmatch(rf"python -m ch14.bug_hunt: {message}.*\n", err), err
 
 
 @pytest.mark.fault
@@ -140,5 +116,5 @@ def test_cancelled(run, monkeypatch):
     def cancel(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.bug_hunt, "find", cancel)
+    monkeypatch.setattr(bug_hunt, "find", cancel)
     assert run() == (130, "", "python -m ch14.bug_hunt: cancelled.\n")

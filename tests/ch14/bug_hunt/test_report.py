@@ -10,8 +10,8 @@ import pytest
 
 from ch14 import bug_hunt
 from ch14.bug_hunt import HUNTS, Builds, environments, grid, locate_failing_pass, report
-from ch14.bug_hunt import __main__ as command
 from ch14.bug_hunt.lesson import experiments
+from ch14.bug_hunt.lesson.command import COMMAND as command
 from ch14.bug_hunt.report import reduce_source
 from tilelab.records import results
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ch14.compiled import __main__ as command
 from ch14.compiled.lesson import executed_instructions, experiments, reading, workloads
 from ch14.compiled.lesson import worker as compiled_worker
+from ch14.compiled.lesson.command import COMMAND as command
 from ch14.compiled.lesson.workloads import TMA_FLAG, TUNED
 from tilelab.measure import check
 from tilelab.records import results
@@ -408,29 +408,6 @@ def test_unfused_attention_is_recognised(compile_here):
 
 
 # ---- the command line
-
-
-def test_bad_usage_is_one_line_and_two(capsys):
-    for arguments, message in (
-        (["--workload", "conv"], "invalid choice: 'conv'"),
-        (["--shape", "1,2"], "a shape of matmul is M,N,K, each from 1 to 2^20; it is 1,2"),
-        (["--shape", "a,b,c"], "--shape takes sizes such as 4096,4096,4096; it is 'a,b,c'"),
-        (["--mode", "fast"], "choose eager, default, max-autotune"),
-        (["--workload", "mlp", "--mode", "flash"], "unknown mode 'flash' of mlp"),
-        (["--json", "."], "--json takes a file; . is a folder"),
-    ):
-        with pytest.raises(SystemExit) as end:
-            command.main(arguments)
-        err = capsys.readouterr().err
-        assert end.value.code == 2 and message in err and len(err.splitlines()) == 1
-
-
-@pytest.mark.skipif(device.current().has_tma, reason="this GPU has TMA")
-@pytest.mark.parametrize("arguments", [[], ["--workload", "attention", "--mode", "flash", "--json", "-"]])
-def test_without_a_gpu_it_is_one_sentence_and_two(capsys, arguments):
-    assert command.main(arguments) == 2
-    said = capsys.readouterr()
-    assert "needs TMA" in said.err and len(said.err.splitlines()) == 1 and not said.out
 
 
 @pytest.mark.gpu

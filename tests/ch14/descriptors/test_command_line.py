@@ -1,85 +1,29 @@
-import json
-import re
+"""What the command of ch14.descriptors compiles and measures, and the sweep and the pictures."""
 
+import commands
 import pytest
 from legible import assert_legible
 
-from ch14.descriptors import __main__ as command
 from ch14.descriptors.configs import OPS, configs
 from ch14.descriptors.lesson import experiments, figures, sweep
-from tilelab.runtime import device
 
-JSON_KEYS = {"experiment", "device", "versions", "recorded", "source", "rows"}
-
-
-@pytest.mark.compile
-def test_a_target_is_compiled_and_said_in_json(capsys):
-    assert (
-        command.main(
-            [
-                "--op",
-                "add",
-                "--shape",
-                "4096,4096",
-                "--variant",
-                "tile_host",
-                "--target",
-                "sm_100a",
-                "--json",
-                "-",
-            ]
-        )
-        == 0
-    )
-    record = json.loads(capsys.readouterr().out)
-    assert set(record) == JSON_KEYS and record["source"] == experiments.source()
-    (row,) = record["rows"]
-    assert (row["name"], row["status"], row["target"]) == ("tile_host", "ok", "sm_100a") and row["tma_load"]
+MODULE = "ch14.descriptors"
 
 
 @pytest.mark.compile
 def test_what_a_target_cannot_run_is_a_row(capsys):
-    assert command.main(["--op", "gather", "--variant", "gather4", "--target", "sm_90a"]) == 2
-    assert "unsupported" in (said := capsys.readouterr().out) and "take rows_host" in said
-    assert command.main(["--op", "gather", "--variant", "best", "--target", "sm_90a"]) == 0
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--shape", "4096"], "--shape takes two sizes such as 16384,16384; it is '4096'"),
-        (["--shape", "64,12"], "--shape takes rows from 1 and columns in multiples of 8, .*; it is 64,12"),
-        (["--shape", "0,64"], "--shape takes rows from 1"),
-        (["--variant", "rows_host"], "unknown --variant rows_host; choose one of tile_host, .*best, all"),
-        (["--op", "scale"], "invalid choice: 'scale'"),
-        (["--json", ""], "--json takes a file or -"),
-    ],
-)
-def test_bad_usage_is_one_line(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stop:
-        command.main(arguments)
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1
-    assert re.search(message, said), said
-
-
-def test_an_unknown_target_is_one_line(capsys):
-    assert command.main(["--target", "sm_121"]) == 2
-    assert "choose sm_121a" in capsys.readouterr().err
-
-
-def test_without_a_gpu_it_says_what_to_do_instead(capsys, monkeypatch):
-    monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
-    assert command.main([]) == 2
-    assert capsys.readouterr().err.endswith("compile them with --target sm_90a.\n")
+    status, out, _ = commands.run(capsys, MODULE, "--op gather --variant gather4 --target sm_90a")
+    assert status == 2 and "unsupported" in out and "take rows_host" in out
+    status, record = commands.run_json(capsys, MODULE, "--op gather --variant best --target sm_90a")
+    assert status == 0 and all(row["tma_load"] for row in record["rows"])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", OPS)
 def test_best_is_checked_and_timed(op, capsys):
-    assert command.main(["--op", op, "--shape", "2048,2048", "--variant", "best", "--json", "-"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert row["status"] == "ok" and row["gbps"] > 0 and row["peer"] == experiments.PEER[op]
+    status, record = commands.run_json(capsys, MODULE, f"--op {op} --shape 2048,2048 --variant best")
+    (row,) = record["rows"]
+    assert status == 0 and row["status"] == "ok" and row["gbps"] > 0 and row["peer"] == experiments.PEER[op]
 
 
 # ---- the sweep and the pictures
@@ -87,7 +31,7 @@ def test_best_is_checked_and_timed(op, capsys):
 
 @pytest.mark.parametrize("op", OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
-    chosen, space = sweep.grid(op), sweep.DescriptorSpace(op, 4096, 4096, "sm_90a")
+    chosen, space = sweep.grid(op), sweep.DescriptorSpace((4096, 4096), op, "sm_90a")
     assert len(set(map(str, chosen))) == len(set(chosen)) == len(chosen) > 40
     assert {config.way for config in chosen} == {"host", "device", "pointers"}
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
@@ -95,15 +39,14 @@ def test_what_is_swept_can_be_told_apart_and_launched(op):
 
 
 def test_the_panel_s_subject():
-    subject = sweep.TUNABLE_KERNEL
+    subject = sweep.DescriptorSpace
     for op in subject.dtypes:
         for preset in subject.presets.values():
             assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
-    assert subject.space((64, 64), "add", "sm_121a") == sweep.DescriptorSpace("add", 64, 64, "sm_121a")
-    assert subject.space((64, 64), "gather", "sm_90a").reject(configs("gather")["gather4"])
+    assert subject((64, 64), "gather", "sm_90a").reject(configs("gather")["gather4"])
     for shape in ((64,), (64, 12), (0, 64)):
         with pytest.raises(ValueError, match="a shape is ROWS,COLUMNS, columns a multiple of 8"):
-            subject.space(shape, "copy", None)
+            subject(shape, "copy")
 
 
 def test_pictures_draw():

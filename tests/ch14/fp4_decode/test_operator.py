@@ -17,7 +17,10 @@ from tilelab.runtime import build, device
 HERE = device.current()
 WHERE = "cuda" if HERE.capability else "cpu"
 MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
-FEW, MORE = "registers,128,2048,8,4", "registers,256,1024,8,2"  # the choice up to 8 tokens, and up to 16
+FEW, MORE = (
+    "128×2048 · 8 warps · 4 stages · registers",
+    "256×1024 · 8 warps · 2 stages · registers",
+)  # the choice up to 8 tokens, and up to 16
 SMALL = DecodeConfig("plain", 16, 128, 4, 1)
 EVERY = [
     *fp4_decode.configs(16).values(),
@@ -290,7 +293,7 @@ def test_bad_input_gets_one_sentence():
         ("weight", weight),
         out=weight.flatten()[:160].view(torch.bfloat16).view(4, 20),
     )
-    refused("unknown configuration 'fast'; choose best, registers,128", config="fast")
+    refused("unknown configuration 'fast'; choose best, 128×2048", config="fast")
 
 
 def test_a_grid_holds_the_shares():
@@ -315,7 +318,7 @@ def test_the_interpreter_has_no_gluon():
         (("registers", 64, 512, 8, 2), "8 warps need 128 rows"),
         (("registers", 64, 128, 4, 2), "more than a share"),
         (("plain", 64, 64, 4, 2), "share is 64; it must be a power of two"),
-        (("plain", 64, 512, 4, 0), "ahead"),
+        (("plain", 64, 512, 4, 0), "num_stages"),
         (("plain", 64.0, 512, 4, 2), "block_n is 64.0; it must be a power of two"),
         (("plain", 64, "512", 4, 2), "share is '512'; it must be a power of two"),
     ],
@@ -419,5 +422,5 @@ def test_weights_stay_in_registers_and_cost_few_instructions():
         )  # weights do not wait; all else does
         assert asked_before_decoded(report)
         assert not loop["STS"] and not loop["BAR"] and not loop["SHFL"] and not loop["LDL"]
-        weights_per_lane = config.block_n * 128 * config.ahead / (32 * config.num_warps)
+        weights_per_lane = config.block_n * 128 * config.num_stages / (32 * config.num_warps)
         assert loop.total() / weights_per_lane < 3.1

@@ -76,10 +76,10 @@ def run(config: Fp8Config, shape, seeds, change=("", ""), activation=None):
 @pytest.mark.parametrize(
     "config",
     [
-        Fp8Config(stages=4),
-        Fp8Config(stages=4, epilogue_warps=1),
-        Fp8Config(stages=4, epilogue_warps=2),
-        Fp8Config(stages=4, epilogue_warps=3),
+        Fp8Config(num_stages=4),
+        Fp8Config(num_stages=4, epilogue_warps=1),
+        Fp8Config(num_stages=4, epilogue_warps=2),
+        Fp8Config(num_stages=4, epilogue_warps=3),
         Fp8Config(3, 1, 3, 64, epilogue_warps=2),
         Fp8Config(1, 2, 5, 64, epilogue_warps=3),
     ],
@@ -95,10 +95,10 @@ def test_it_is_right_in_every_order(config, shape, activation):
 @pytest.mark.parametrize(
     "config",
     [
-        Fp8Config(stages=4),
+        Fp8Config(num_stages=4),
         Fp8Config(3, 1, 3),
         Fp8Config(1, 2, 5, 64),
-        Fp8Config(stages=4, epilogue_warps=2),
+        Fp8Config(num_stages=4, epilogue_warps=2),
         Fp8Config(1, 2, 5, 64, epilogue_warps=3),
     ],
     ids=str,
@@ -126,7 +126,7 @@ def test_a_last_tile_that_is_left_out_is_found():
     ],
 )
 def test_a_planted_fault_is_found(change):
-    config, found = Fp8Config(stages=4, epilogue_warps=2), 0
+    config, found = Fp8Config(num_stages=4, epilogue_warps=2), 0
     for shape in ((450, 512, 128), (200, 384, 256)):
         try:
             found += not run(config, shape, emulator.SEEDS, change) < 2**-7
@@ -136,7 +136,7 @@ def test_a_planted_fault_is_found(change):
 
 
 def test_the_hand_over_compiles_for_hopper():
-    configs = [Fp8Config(stages=4, epilogue_warps=warps) for warps in (1, 2, 3)]
+    configs = [Fp8Config(num_stages=4, epilogue_warps=warps) for warps in (1, 2, 3)]
     for report in build.disassemble(fp8_gemm.job(config, bias=True, activation="silu") for config in configs):
         assert report.launchable and not report.spills, report.reason
         assert re.search(r"USETMAXREG.DEALLOC\S* 0x38", report.sass)  # 56 registers for the epilogue warps
@@ -149,6 +149,6 @@ def test_what_has_no_epilogue_warps():
     with pytest.raises(ValueError, match="epilogue_warps is 4; it must be a whole number from 0 to 3"):
         Fp8Config(epilogue_warps=4)
     with pytest.raises(ValueError, match="for an MXFP8 output, epilogue_warps must be 0"):
-        Fp8Config(stages=4, epilogue_warps=2).constants(mx=True)
+        Fp8Config(num_stages=4, epilogue_warps=2).constants(mx=True)
     with pytest.raises(ValueError, match="take fewer stages"):
-        Fp8Config(stages=5, epilogue_warps=1)
+        Fp8Config(num_stages=5, epilogue_warps=1)

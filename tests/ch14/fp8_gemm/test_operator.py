@@ -39,11 +39,11 @@ def test_spec_is_the_product_of_what_the_blocks_stand_for():
     "given, message",
     [
         (dict(consumers=4), "consumers is 4; it must be a whole number from 1 to 3"),
-        (dict(stages=2), "stages is 2; it must be a whole number from 3"),
+        (dict(num_stages=2), "num_stages is 2; it must be a whole number from 3"),
         (dict(splits=True), "splits is True"),
         (dict(block_n=96), "block_n is 96; it must be 64 or 128"),
         (dict(consumers=3), "one scratch each"),
-        (dict(stages=7), "needs 265,\\d{3} B of shared memory per block; Hopper has 232,448"),
+        (dict(num_stages=7), "needs 265,\\d{3} B of shared memory per block; Hopper has 232,448"),
     ],
 )
 def test_bad_configurations_get_one_sentence(given, message):
@@ -53,7 +53,9 @@ def test_bad_configurations_get_one_sentence(given, message):
 
 
 def test_the_choice():
-    assert best_config(4096, 7168, 16384, 132) == dataclasses.replace(configs()["square"], group=16, pdl=True)
+    assert best_config(4096, 7168, 16384, 132) == dataclasses.replace(
+        configs()["square"], group_m=16, pdl=True
+    )
     for shape in ((1024, 2176, 7168), (4096, 2176, 7168)):  # 136 and 544 tiles of 128 x 128 need a wave more
         assert best_config(*shape, 132).block_m == 192 and best_config(*shape, 132, mx=True).block_m == 128
     assert best_config(256, 4096, 7168, 132).block_n == 64  # 128 tiles instead of 64 on 132 SMs
@@ -224,7 +226,7 @@ def test_every_configuration_on_the_gpu(shape):
         run_and_check(config, *shape)
         for splits in (2, 3, 7):  # more than there are steps, too
             run_and_check(
-                Fp8Config(config.consumers, config.scratch, config.stages, config.block_n, splits), *shape
+                Fp8Config(config.consumers, config.scratch, config.num_stages, config.block_n, splits), *shape
             )
     run_and_check("best", *shape)
 
@@ -255,7 +257,7 @@ def test_the_bias_of_an_n_that_ends_within_a_block(n, activation):
         "tall",
         "thin",
         Fp8Config(1, 2, 5, 64, splits=2),
-        Fp8Config(stages=4, epilogue_warps=2),
+        Fp8Config(num_stages=4, epilogue_warps=2),
     ):
         run_and_check(config, 133, n, 512, True, activation)
 

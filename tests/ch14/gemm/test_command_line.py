@@ -1,6 +1,5 @@
 """The command line of the GEMM, as far as it goes without a GPU."""
 
-import json
 import re
 import signal
 import subprocess
@@ -8,53 +7,24 @@ import sys
 import time
 from pathlib import Path
 
+import commands
 import pytest
 
-from ch14.gemm import __main__ as gemm_command
-from ch14.gemm.lesson import experiments
+from ch14.gemm.lesson import command, experiments
 from tilelab.course import notebook
 from tilelab.runtime import device
 from tilelab.sweeps.sweep import Sweep
 
 
-def run(capsys, *arguments):
-    status = gemm_command.main(list(arguments))
-    said = capsys.readouterr()
-    return status, said.out, said.err
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--mnk", "4096,4096"], "--mnk takes three sizes such as 4096,4096,4096; it is '4096,4096'"),
-        (["--mnk", "0,1,1"], "a shape is M,N,K, each at least 1"),
-        (["--target", "sm_42"], "unknown target 'sm_42'"),
-        (["--mnk", "9" * 4301 + ",1,1"], "--mnk takes three sizes such as 4096,4096,4096; it is '9999"),
-        (["--target", "sm_90a", "--config", "fast"], "unknown configuration 'fast'; choose best"),
-        (["--target", "sm_90a", "--config", "96,96,64,4,3"], "block_m must be one of 16, 32"),
-    ],
-)
-def test_command_line_bad_usage_is_one_line_and_two(capsys, arguments, message):
-    status, out, err = run(capsys, *arguments)
-    assert status == 2 and message in err and len(err.splitlines()) == 1 and not out
-
-
-@pytest.mark.skipif(device.current().has_tma, reason="this GPU has TMA")
-@pytest.mark.parametrize("arguments", [[], ["--copy"], ["--sweep"]])
-def test_command_line_without_a_gpu(capsys, arguments):
-    status, _, err = run(capsys, *arguments)
-    assert status == 2 and "needs TMA" in err and len(err.splitlines()) == 1
-
-
 def test_command_line_rejected_tile(capsys):
-    status, out, _ = run(capsys, "--target", "sm_90a", "--config", "256,256,128,16,5")
+    status, out, _ = commands.run(capsys, "ch14.gemm", "--target sm_90a --config 256,256,128,16,5")
     assert status == 2 and "registers" in out
 
 
 @pytest.mark.gpu
 def test_command_line_measures(capsys):
-    status, out, _ = run(capsys, "--mnk", "1024,1024,1024", "--json", "-")
-    row = json.loads(out)["rows"][0]
+    status, record = commands.run_json(capsys, "ch14.gemm", "--mnk 1024,1024,1024")
+    row = record["rows"][0]
     assert (
         status == 0 and row["status"] == "ok" and row["ratio"] > 0 and row["error"] <= 1.5 * row["peer_error"]
     )
@@ -62,7 +32,7 @@ def test_command_line_measures(capsys):
 
 @pytest.mark.skipif(device.current().has_tma, reason="this GPU measures it anew")
 def test_the_note_s_benchmark_has_a_bandwidth(capsys):
-    status, out, err = run(capsys, "--claim")
+    status, out, err = commands.run(capsys, "ch14.gemm", "--claim")
     assert status == 0 and not err and "recorded on NVIDIA H200" in out
     assert all(column in out for column in ("tflops", "gbps", "floor_percent", "peak_mib", "256 x 256 x 256"))
 
@@ -97,29 +67,7 @@ def test_a_timed_row_shows_its_bandwidth(monkeypatch):
         "error": 1e-3,
         "peer_error": 1e-3,
     }
-    assert "503 GB/s (10 % of the datasheet's)" in gemm_command._format_row(row)
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--claim", "--sweep"], "--claim goes with --json only; --sweep was given too"),
-        (["--copy", "--target", "sm_100a"], "--copy goes with --json only; --target was given too"),
-        (["--copy", "--sweep"], "--copy goes with --json only; --sweep was given too"),
-        (["--sweep", "--config", "proposed"], "--sweep brings its own configurations: leave out --config"),
-        (["--dtype", "fp8", "--layout", "n"], "float8 tensor cores read B with K contiguous"),
-        (["--dtype", "fp4"], "invalid choice: 'fp4'"),
-        (["--target", "sm_90a", "--json", "."], "--json takes a file; . is a folder"),
-        (["--sweep", "--target", "sm_90a", "--journal", "."], "--journal takes a file; . is a folder"),
-        (["--sweep", "--target", "sm_90a", "--journal", "/dev/zero"], "/dev/zero is neither"),
-        (["--sweep", "--target", "sm_90a", "--journal", "x" * 300], "(File name too long)"),
-    ],
-)
-def test_contradictory_options_are_one_line_and_two(capsys, arguments, message):
-    with pytest.raises(SystemExit) as end:
-        gemm_command.main(arguments)
-    err = capsys.readouterr().err
-    assert end.value.code == 2 and message in err and len(err.splitlines()) == 1
+    assert "503 GB/s (10 % of the datasheet's)" in command.format_row(row)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +87,7 @@ def test_a_wrong_result_is_status_one_and_no_result_is_two(monkeypatch, capsys, 
     ]
     monkeypatch.setattr(Sweep, "__iter__", lambda self: iter(rows))
     monkeypatch.setattr(Sweep, "finish", lambda self: rows)
-    assert run(capsys, "--target", "sm_90a", "--config", "256,256,128,16,5")[0] == status
+    assert commands.run(capsys, "ch14.gemm", "--target sm_90a --config 256,256,128,16,5")[0] == status
 
 
 @pytest.mark.fault

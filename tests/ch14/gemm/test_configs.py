@@ -1,7 +1,7 @@
 import pytest
 
-from ch14.gemm.configs import SETS, GemmConfig, configs, parse, predicted_ms, rank_configs, rejection
-from ch14.gemm.lesson.sweep import grid
+from ch14.gemm.configs import SETS, GemmConfig, configs, parse, predict_us, rank_configs, rejection
+from ch14.gemm.lesson.sweep import grid, tuned_configs
 
 
 def test_four_of_the_six_proposed_cannot_run_on_hopper():
@@ -28,33 +28,35 @@ def test_old_and_small_gpus():
 @pytest.mark.parametrize(
     "shape, expected",
     [
-        ((512, 6144, 4096), (128, 192, 64, 4, 5)),
-        ((64, 4096, 4096), (64, 64, 128, 4, 6)),
-        ((512, 4096, 4096), (128, 128, 64, 4, 6)),
-        ((8192, 8192, 8192), (128, 128, 64, 4, 3)),
+        ((512, 6144, 4096), "128×192×64 · 4 warps · 5 stages"),
+        ((64, 4096, 4096), "64×64×128 · 4 warps · 6 stages"),
+        ((512, 4096, 4096), "128×128×64 · 4 warps · 6 stages"),
+        ((8192, 8192, 8192), "128×128×64 · 4 warps · 3 stages"),
     ],
 )
 def test_the_model_picks_the_tile_that_was_fastest(shape, expected):
-    assert rank_configs("course", *shape, "bf16", "sm_90a", 132)[0].tile == expected
+    assert rank_configs("course", *shape, "bf16", "sm_90a", 132)[0].name.startswith(expected)
 
 
 @pytest.mark.parametrize(
     "config", [*configs("course").values(), *configs("conservative").values()], ids=lambda config: config.name
 )
 def test_prediction_grows_with_the_work(config):
-    times = [predicted_ms(config, size, size, size, "bf16", 132) for size in (256, 1024, 4096, 8192)]
+    times = [predict_us(config, size, size, size, "bf16", 132) for size in (256, 1024, 4096, 8192)]
     assert times == sorted(times) and times[0] > 0
-    assert predicted_ms(config, 4096, 4096, 4096, "fp8", 132) <= times[2]
+    assert predict_us(config, 4096, 4096, 4096, "fp8", 132) <= times[2]
 
 
 def test_name_tells_what_the_tile_leaves_out():
-    assert GemmConfig(64, 64, 32, 4, 1).name == "64,64,32,4,1 plain"
+    assert GemmConfig(64, 64, 32, 4, 1).name == "64×64×32 · 4 warps · 1 stage · plain"
     assert list(configs("course"))[:2] == [
-        "128,256,64,8,4 persistent /2",
-        "128,128,64,4,3 persistent /4 x2 early",
+        "128×256×64 · 8 warps · 4 stages · persistent · C in 2 parts",
+        "128×128×64 · 4 warps · 3 stages · persistent · C in 4 parts · 2 per SM · early",
     ]
     assert len(configs()) == 17 == sum(len(configs(which)) for which in SETS)
-    assert GemmConfig(64, 64, 32, 4, 1, group_m=4).name == "64,64,32,4,1 plain group 4"
+    assert (
+        GemmConfig(64, 64, 32, 4, 1, group_m=4).name == "64×64×32 · 4 warps · 1 stage · plain · groups of 4"
+    )
 
 
 def test_a_part_of_the_epilogue_is_at_least_sixteen_bytes_wide():
@@ -64,10 +66,22 @@ def test_a_part_of_the_epilogue_is_at_least_sixteen_bytes_wide():
 
 
 def test_parse():
-    name = "128,256,64,8,4 persistent /2"
-    assert parse("128,256,64,8,4") == parse(name) == configs()[name]
+    config = configs()["128×256×64 · 8 warps · 4 stages · persistent · C in 2 parts"]
+    for text in (
+        "128,256,64,8,4",
+        "128,256,64,8,4 persistent /2",
+        "128x256x64, 8 warps, 4 stages",
+        config.name,
+    ):
+        assert parse(text) == config, text
     assert parse("128,256,64,8,3") == GemmConfig(128, 256, 64, 8, 3, kernel="persistent")
     assert parse("64,64,32,4,1").kernel == "plain" and parse("128,256,64,8,4 plain").kernel == "plain"
+    for config in tuned_configs():
+        assert parse(config.name) == config
+    split = GemmConfig(16, 64, 256, 4, 6, "split", pdl=True, splits=2, group_m=16)
+    assert parse("16,64,256,4,6 split 2 ways early group 16") == parse(split.name) == split
+    both = GemmConfig(128, 128, 64, 4, 3, "persistent", 4, 16, 2, True)
+    assert parse("128,128,64,4,3 persistent /4 x2 early group 16") == both
     for text in ("", "fast", "128,256", "1,2,3,4,x", "128,256,64,8,4,2", "9" * 4301 + ",1,1,1,1"):
         with pytest.raises(ValueError, match="unknown configuration .{,70}; choose best, a set"):
             parse(text)

@@ -143,7 +143,7 @@ def test_bad_matrix_is_one_sentence(change, message):
         ({"scale_b": 0.5}, "scale_b must be a torch.Tensor; it is a float"),
         (
             {"config": "fast"},
-            "unknown configuration 'fast'; choose best, conservative, .* or pass a GemmConfig",
+            "unknown configuration 'fast'; choose best, a set .conservative, .*, or a tile such as 128×256×64",
         ),
     ],
 )
@@ -187,8 +187,8 @@ def test_a_set_says_what_it_passed_over():
     assert ready.config.name in configs("proposed")
     reasons = {str(config): reason for config, reason in ready.skipped}
     if not GPU or device.current().target == "sm_90a":
-        assert set(reasons) == {"256,256,128,16,5", "256,128,128,16,4", "128,256,128,16,4", "128,128,128,8,4"}
-        assert "232,448 B" in reasons["128,128,128,8,4"]
+        assert set(reasons) == {*[config.name for config in configs("proposed").values()][:4]}
+        assert "232,448 B" in reasons["128×128×128 · 8 warps · 4 stages · plain"]
     assert all(reasons.values())
 
 
@@ -207,14 +207,15 @@ def test_falling_back_is_reported(monkeypatch):
     with pytest.warns(
         UserWarning,
         match="no configuration of the set 'proposed' runs on .*; "
-        "the conservative configuration 64,64,32,4,1 is used instead",
+        "the conservative configuration 64×64×32 · 4 warps · 1 stage · plain is used instead",
     ):
         gemm.gemm(random(64, 64), random(64, 64), config="proposed")
 
 
 def test_one_configuration_that_cannot_run_is_unsupported():
     with pytest.raises(
-        device.Unsupported, match="no configuration .* runs on .*: 256,256,128,16,5 plain: .*"
+        device.Unsupported,
+        match="no configuration .* runs on .*: 256×256×128 · 16 warps · 5 stages · plain: .*",
     ):
         gemm.gemm(random(64, 64), random(64, 64), config="256,256,128,16,5 plain")
 

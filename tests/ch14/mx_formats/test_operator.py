@@ -13,8 +13,8 @@ import triton.language as tl
 
 from ch14 import mx_formats
 from ch14.mx_formats import FUSED, MxConfig, configs, kernels, number_formats, packing
-from ch14.mx_formats import __main__ as command
 from ch14.mx_formats.lesson import errors, experiments
+from ch14.mx_formats.lesson.command import COMMAND as command
 from tilelab.runtime import build, device, provenance
 
 WHERE = "cuda" if device.current().capability else "cpu"
@@ -315,28 +315,6 @@ def test_a_target_is_compiled_and_reported_as_json(capsys):
         and row["variant"] == "group_a_lane"
         and row["load_bits"] == 128
     )
-
-
-@pytest.mark.parametrize(
-    "argv, words",
-    [
-        (["--shape", "3"], "--shape must be R,C"),
-        (["--variant", "cvt", "--format", "mxfp4"], "group_a_lane"),
-        (["--format", "fp8_1x128", "--tiled"], "scales of one byte"),
-        (["--format", "fp4"], "invalid choice: 'fp4'"),
-        (["--format", "nvfp4", "--rule", "ceil"], "the scales of nvfp4 are e4m3"),
-    ],
-)
-def test_bad_usage_is_one_line(argv, words, capsys):
-    with pytest.raises(SystemExit) as left:
-        command.main(argv)
-    said = capsys.readouterr().err
-    assert left.value.code == 2 and words in said and said.count("\n") == 1
-
-
-def test_without_a_gpu_timing_is_refused(capsys, monkeypatch):
-    monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
-    assert command.main([]) == 2 and "timing needs a GPU" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

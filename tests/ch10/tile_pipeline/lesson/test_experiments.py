@@ -40,20 +40,19 @@ def test_a_space_rejects_what_cannot_run_there():
 
 @pytest.mark.parametrize("op", experiments.OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
-    chosen, space = sweep.grid(op), sweep.TileSpace(op, (1024, 1024), "sm_90a")
+    chosen, space = sweep.grid(op), sweep.TileSpace((1024, 1024), op, "sm_90a")
     assert len(set(map(str, chosen))) == len(chosen) >= 9
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
 
 
 def test_the_panel_s_kernel():
-    kernel = sweep.TUNABLE_KERNEL
+    kernel = sweep.TileSpace
     for op in kernel.dtypes:
         for preset in kernel.presets.values():
             assert all(axis(config) for axis in kernel.axes.values() for config in preset(op))
-    assert kernel.space((64, 32), "copy", "sm_100a") == sweep.TileSpace("copy", (64, 32), "sm_100a")
     for shape, op in (((6,), "copy"), ((0, 4), "copy"), ((4, 4), "accumulate"), ((4, 4, 4), "transpose")):
         with pytest.raises(ValueError, match=f"a shape of {op} must be "):
-            kernel.space(shape, op, None)
+            kernel(shape, op)
 
 
 def test_records_go_stale_with_the_code_that_makes_them(monkeypatch):

@@ -8,10 +8,10 @@ import subprocess
 import pytest
 import torch
 
-from ch10.tile_pipeline import __main__ as command
 from ch10.tile_pipeline.lesson import box_dump, map_report
+from ch10.tile_pipeline.lesson.command import COMMAND as command
 from ch10.tile_pipeline.lesson.map_report import parse_load
-from tilelab.runtime import cuda, device, tensor_map
+from tilelab.runtime import cuda, device, files, tensor_map
 
 GOOD = "shape=100x64,box=16x32"
 needs_no_gpu = pytest.mark.skipif(device.current().has_tma, reason="this GPU runs the load")
@@ -151,37 +151,12 @@ def test_a_wrong_load_is_one_line_and_two(capsys, tmp_path, text, says):
     )
 
 
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        (["--load", GOOD], "--load goes with --report"),
-        (["--report", ""], "--report takes a file; it is empty"),
-        (["--report", "/dev/null/x.md"], "/dev/null is no folder"),
-        (["--report", "."], ". is a folder"),
-        (["--report", "r.md", "--op", "transpose"], "--op was given too"),
-        (["--op", "rotate"], "invalid choice: 'rotate'"),
-        (["--report", "r.md", "--target", "sm_80"], "--target must have TMA"),
-        (["--report", "r.md", "--target", "sm_42"], "unknown target 'sm_42'"),
-    ],
-)
-def test_bad_usage_is_one_line_and_two(capsys, monkeypatch, tmp_path, arguments, says):
-    monkeypatch.chdir(tmp_path)
-    status, out, err = run(capsys, *arguments)
-    assert (
-        status == 2
-        and says in err
-        and len(err.splitlines()) == 1
-        and not out
-        and not list(tmp_path.iterdir())
-    )
-
-
 def test_a_report_that_cannot_be_written_is_two(capsys, monkeypatch, tmp_path):
     def full(path, text):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(map_report, "write_report", lambda *_: ("text", "verdict", False))
-    monkeypatch.setattr(command.files, "write_atomically", full)
+    monkeypatch.setattr(files, "write_atomically", full)
     status, out, err = run(capsys, "--report", str(tmp_path / "r.md"))
     assert status == 2 and "No space left" in err and len(err.splitlines()) == 1 and not out
 

@@ -4,11 +4,10 @@ import functools
 
 import pytest
 
-from ch14.blockscaled.lesson import exercises, figures
+from ch14.blockscaled.lesson import exercises
 from ch14.fp8_gemm.lesson.verification import fp8_operands
 from tilelab import ROOT
 from tilelab.cells import lesson, triton_cell
-from tilelab.pictures import plots
 
 NOTEBOOKS = ROOT / "notebooks"
 VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_blockscaled.ipynb")
@@ -149,18 +148,6 @@ def test_scaled_dot_decodes_on_hopper():
         prepare("scaled_dot"), exercises.make_packed(exercises.EXAMPLE, "cpu"), "sm_90a"
     )
     assert report.launchable and "bf16" in report.ptx.lower(), report.reason
-
-
-def test_pictures_say_what_they_show():
-    for draw in (
-        figures.draw_split,
-        figures.draw_epilogue,
-        figures.draw_decoding,
-        figures.scales_picture,
-        figures.schedule_picture,
-    ):
-        picture = draw()
-        assert isinstance(picture, plots.Picture) and picture.description
 
 
 def test_the_solutions_pass():

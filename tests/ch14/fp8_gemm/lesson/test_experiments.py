@@ -146,7 +146,7 @@ def test_groups_can_run_and_differ_in_what_they_are_about():
         if claim == "latency"
     ]
     assert all(len(set(of.values())) == 1 for of in kept)
-    stages = [config.stages for config in vary_stages(fp8_gemm.Fp8Config()).values()]
+    stages = [config.num_stages for config in vary_stages(fp8_gemm.Fp8Config()).values()]
     assert stages == sorted(stages) and len(stages) > 2
 
 
@@ -196,9 +196,9 @@ def test_verdicts_compare_the_right_rows():
         row(name, ms, config=config) | {"shape": list(experiments.SPLIT)}
         for name, ms, config in (
             ("torch", 3, ""),
-            ("unsplit, a", 0.6, "tile a, group 8"),
-            ("unsplit, b", 1.0, "tile b, group 8"),
-            ("course", 0.5, "tile b, 12 splits, group 8"),
+            ("unsplit, a", 0.6, "tile a · early"),
+            ("unsplit, b", 1.0, "tile b · early"),
+            ("course", 0.5, "tile b · 12 splits · early"),
         )
     ]
     bf16 = [row("", 1.0, 2.0, stages=6), row("", 1.1, 0.5, stages=4), row("", 4.0, stages=2)]
@@ -263,5 +263,5 @@ def test_rows_beside_deep_gemm(monkeypatch):
 
 def test_what_the_notebook_lists_is_in_the_kernel():
     text = fp8_gemm.SOURCE.read_text()
-    first = [text.index(mark) for mark in ("void multiply(", "auto start_block = ", "auto add_block = ")]
-    assert first == sorted(first) and text.index("if constexpr (SPLIT) {", first[-1]) - first[1] < 4000
+    consume = text[text.index("void consume(") : text.index("void hand_over(")]
+    assert "auto start_block = " in consume and "auto add_block = " in consume and len(consume) < 4000

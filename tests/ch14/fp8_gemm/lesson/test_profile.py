@@ -48,7 +48,7 @@ def test_a_mode_takes_no_other_option(capsys):
 
 
 def test_the_workers_of_an_epilogue_share_a_ring():
-    assert {config.stages for name, config in impacts.WORKERS.items() if "5" not in name} == {4}
+    assert {config.num_stages for name, config in impacts.WORKERS.items() if "5" not in name} == {4}
     row = dict(shape=[8192, 8192, 1024], epilogue="bf16", peer_ms=1.0)
     rows = [
         row | {"name": name, "ratio": ratio}

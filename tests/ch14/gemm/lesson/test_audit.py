@@ -34,7 +34,7 @@ def test_rows_are_named_and_have_rates(monkeypatch):
     assert (
         rows[0]["gbps"] == 2000 and rows[0]["dram_percent"] == 12.5 and rows[0]["least_bytes"] == 6 * 2048**2
     )
-    assert rows[0]["config"] == "64,64,32,4,1" and rows[0]["kernel"] == "64,64,32,4,1 plain"
+    assert rows[0]["kernel"] == "64×64×32 · 4 warps · 1 stage · plain"
 
 
 @pytest.mark.compile
@@ -42,7 +42,7 @@ def test_every_case_compiles():
     from tilelab.runtime import build
 
     jobs = [
-        experiments.GemmSpace(n, n, n, layout=audit.LAYOUT, compile_for="sm_90a").job(config)
+        experiments.GemmSpace((n, n, n), layout=audit.LAYOUT, compile_for="sm_90a").job(config)
         for _, config, n in audit.find_cases("sm_90a", 132)[:6]
     ]
     assert [report.status for report in build.build(jobs)] == ["ok"] * 6

@@ -30,15 +30,15 @@ def prepare(name, change=("", ""), **options):
     "name, options",
     [
         ("pointers", {}),
-        ("descriptors", {"stages": 3}),
-        ("grouped", {"group": 2}),
-        ("parts", {"parts": 2}),
-        ("parts", {}),
+        ("descriptors", {"num_stages": 3}),
+        ("grouped", {"group_m": 2}),
+        ("subtiled", {"epilogue_subtile": 2}),
+        ("subtiled", {}),
         ("persistent", {}),
-        ("persistent", {"stages": 3, "parts": 4, "per_sm": 2}),
+        ("persistent", {"num_stages": 3, "epilogue_subtile": 4, "programs_per_sm": 2}),
         ("early", {}),
         ("once", {}),
-        ("once", {"stages": 3, "group": 8, "parts": 4, "early": True}),
+        ("once", {"num_stages": 3, "group_m": 8, "epilogue_subtile": 4, "pdl": True}),
     ],
 )
 def test_the_versions_are_right_and_start_on_hopper(name, options):
@@ -55,11 +55,11 @@ def test_the_versions_are_right_and_start_on_hopper(name, options):
         ("pointers", ("mask=(rows[:, None] < M) & (columns[None, :] < N))", "mask=rows[:, None] < M)")),
         ("descriptors", ("tl.program_id(0) % tiles_n", "tl.program_id(0) // tiles_n")),
         ("grouped", ("min(tiles_m - first_m, GROUP_M)", "GROUP_M")),
-        ("parts", ("n + 3 * width", "n + 2 * width")),
-        ("parts", ("(0, 2, 1)", "(0, 1, 2)")),
-        ("persistent", ("done = tl.program_id(0) - PROGRAMS", "done = tl.program_id(0)")),
+        ("subtiled", ("n + 3 * width", "n + 2 * width")),
+        ("subtiled", ("(0, 2, 1)", "(0, 1, 2)")),
+        ("persistent", ("tile_id_c = tl.program_id(0) - PROGRAMS", "tile_id_c = tl.program_id(0)")),
         ("persistent", ("PROGRAMS, flatten=True", "PROGRAMS + 1, flatten=True")),
-        ("early", ("done += PROGRAMS", "done += 1")),
+        ("early", ("tile_id_c += PROGRAMS", "tile_id_c += 1")),
     ],
 )
 def test_a_wrong_version_fails(name, change):
@@ -67,10 +67,10 @@ def test_a_wrong_version_fails(name, change):
 
 
 def test_the_solutions_pass():
-    exercises.check_fit(*define(SOLUTIONS, "prepare_persistent"), {"stages": 3, "parts": 2})
+    exercises.check_fit(*define(SOLUTIONS, "prepare_persistent"), {"num_stages": 3, "epilogue_subtile": 2})
     exercises.check_masks(*define(SOLUTIONS, "mended_pointers"))
     exercises.check_loop(*define(SOLUTIONS, "my_gemm"))
-    exercises.check_raster(*define(SOLUTIONS, "my_pick"))
+    exercises.check_raster(*define(SOLUTIONS, "my_coordinates"))
     exercises.check_persistent(*define(SOLUTIONS, "my_persistent"))
 
 
@@ -78,11 +78,11 @@ def test_the_solutions_pass():
 @pytest.mark.parametrize(
     "options, reason",
     [
-        ({"stages": 3, "parts": 1}, "1 program per SM"),
-        ({"stages": 2, "parts": 1}, "three stages"),
-        ({"stages": 4, "parts": 2}, "1 program per SM"),
-        ({"stages": 3, "parts": 4}, "fewer parts"),
-        ({"stages": 9, "parts": 2}, "shared memory"),
+        ({"num_stages": 3, "epilogue_subtile": 1}, "1 program per SM"),
+        ({"num_stages": 2, "epilogue_subtile": 1}, "three stages"),
+        ({"num_stages": 4, "epilogue_subtile": 2}, "1 program per SM"),
+        ({"num_stages": 3, "epilogue_subtile": 4}, "fewer parts"),
+        ({"num_stages": 9, "epilogue_subtile": 2}, "shared memory"),
     ],
 )
 def test_a_wrong_choice_fails(options, reason):
@@ -124,7 +124,10 @@ def test_a_wrong_loop_fails(change):
     "change, reason",
     [
         (("min(tiles_n - first_n, GROUP_N)", "GROUP_N"), "nobody computes"),
-        (("within // columns, first_n + within % columns", "tile // tiles_n, tile % tiles_n"), "first group"),
+        (
+            ("within // columns, first_n + within % columns", "tile_id // tiles_n, tile_id % tiles_n"),
+            "first group",
+        ),
         (
             (
                 "within // columns, first_n + within % columns",
@@ -136,7 +139,7 @@ def test_a_wrong_loop_fails(change):
 )
 def test_a_wrong_raster_fails(change, reason):
     with pytest.raises(AssertionError, match=reason):
-        exercises.check_raster(*define(SOLUTIONS, "my_pick", change=change))
+        exercises.check_raster(*define(SOLUTIONS, "my_coordinates", change=change))
 
 
 @pytest.mark.planted
@@ -147,9 +150,9 @@ def test_a_wrong_raster_fails(change, reason):
         ("tl.program_id(0), tl.cdiv", "0, tl.cdiv"),
         (
             "        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k",
-            "        if tile == tl.program_id(0):\n            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k",
+            "        if tile_id == tl.program_id(0):\n            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k",
         ),
-        ("tile // tiles_n * BLOCK_M", "tl.program_id(0) // tiles_n * BLOCK_M"),
+        ("tile_id // tiles_n * BLOCK_M", "tl.program_id(0) // tiles_n * BLOCK_M"),
     ],
 )
 def test_a_wrong_persistent_loop_fails(change):
@@ -161,7 +164,7 @@ def test_a_wrong_persistent_loop_fails(change):
     "check, name",
     [
         (exercises.check_loop, "my_gemm"),
-        (exercises.check_raster, "my_pick"),
+        (exercises.check_raster, "my_coordinates"),
         (exercises.check_persistent, "my_persistent"),
     ],
 )

@@ -10,7 +10,7 @@ from ch14 import fp8_gemm
 from ch14.fp8_gemm.configs import BLOCK, MAX_SPLITS, Fp8Config
 from ch14.fp8_gemm.lesson import experiments
 from tilelab.runtime import device
-from tilelab.sweeps.tune import Tunable
+from tilelab.sweeps.space import Space
 
 LEAST_STEPS = 4  # of a split: fewer do not fill the ring
 
@@ -19,18 +19,18 @@ def _with_most_stages(**fields) -> Fp8Config:
     """Return the configuration with as many stages as fit into shared memory."""
     for stages in range(16, 2, -1):
         try:
-            return Fp8Config(stages=stages, **fields)
+            return Fp8Config(num_stages=stages, **fields)
         except ValueError:  # too much shared memory
             continue
     raise ValueError(f"no ring of {fields} fits into shared memory")
 
 
 @functools.cache
-def search_space() -> tuple[Fp8Config, ...]:
+def tuned_configs() -> tuple[Fp8Config, ...]:
     """Return the unsplit configurations that the tuner knows, for any shape."""
     tiles = [(2, 2, 128), (2, 2, 64), (1, 2, 128), (1, 2, 64), (3, 1, 128)]
     return tuple(
-        _with_most_stages(consumers=consumers, scratch=scratch, block_n=block_n, group=group, pdl=True)
+        _with_most_stages(consumers=consumers, scratch=scratch, block_n=block_n, group_m=group, pdl=True)
         for consumers, scratch, block_n in tiles
         for group in (4, 8, 16)
     )
@@ -53,9 +53,9 @@ def find_candidates(m: int, n: int, k: int, most: int = 32) -> list[Fp8Config]:
     """
     sms = device.current().sms or 132
     found: dict[Fp8Config, None] = {}
-    for tile in search_space():
+    for tile in tuned_configs():
         rows = math.ceil(m / tile.block_m)
-        if rows <= tile.group // 2 and tile.group > 4 or tile.block_m >= 2 * max(m, 64):
+        if rows <= tile.group_m // 2 and tile.group_m > 4 or tile.block_m >= 2 * max(m, 64):
             continue  # the same raster as a smaller group; or half of the tile would be empty
         for splits in choose_splits(tile, m, n, k, sms):
             found[dataclasses.replace(tile, splits=splits)] = None
@@ -64,33 +64,44 @@ def find_candidates(m: int, n: int, k: int, most: int = 32) -> list[Fp8Config]:
     return list(dict.fromkeys([default, *ranked]))[:most]
 
 
-def make_inputs(m: int, n: int, k: int) -> tuple:
-    """Return (a, b, out, scale_a, scale_b); the tuner wants the result to be the third."""
-    a, b, scale_a, scale_b, out = experiments.fp8_operands(m, n, k)
-    return a, b, out, scale_a, scale_b
+@dataclasses.dataclass(frozen=True)
+class Fp8Space(Space):
+    """C = A B of the shape (M, N, K) in e4m3 with block scales, beside torch's scaled_mm."""
 
+    peer = "scaled_mm"
+    needs = "has_wgmma"
+    table = "fp8"
+    table_dtype = "fp8"
+    multiples = fp8_gemm.N_MULTIPLE, BLOCK
+    share = 1.0  # `find_candidates` lists few
 
-def prepare_peer(a, b, out, scale_a, scale_b):
-    """Multiply by torch's scaled_mm with the same scales. It takes no out, so `out` gets its result here, untimed."""
-    run = experiments.prepare_torch(a, b, scale_a, scale_b, out)
-    out.copy_(run())
-    return run
+    dtype: str = "fp8"
 
+    @classmethod
+    def source(cls):
+        return fp8_gemm.tuned_source()
 
-TUNABLE = Tunable(
-    "fp8",
-    "scaled_mm",
-    find_candidates,
-    lambda config, m, n, k: fp8_gemm.predict_us(config, m, n, k, device.current().sms or 132),
-    make_inputs,
-    lambda config, a, b, out, scale_a, scale_b: fp8_gemm.prepare(
-        a, b, scale_a, scale_b, out=out, config=config
-    ),
-    prepare_peer,
-    lambda config, m, n, k: fp8_gemm.job(config),
-    fp8_gemm.tuned_source,
-    "fp8",
-    (fp8_gemm.N_MULTIPLE, BLOCK),
-    "has_wgmma",
-    1.0,
-)
+    def predict_us(self, config):
+        return fp8_gemm.predict_us(config, *self.shape, device.current().sms or 132)
+
+    def job(self, config):
+        return fp8_gemm.job(config)
+
+    def measure(self, config):
+        return self.measure_quickly(config)
+
+    def candidates(self):
+        return find_candidates(*self.shape)
+
+    def make_inputs(self):
+        a, b, scale_a, scale_b, out = experiments.fp8_operands(*self.shape)
+        return a, b, out, scale_a, scale_b
+
+    def prepare(self, config, a, b, out, scale_a, scale_b):
+        return fp8_gemm.prepare(a, b, scale_a, scale_b, out=out, config=config)
+
+    def prepare_peer(self, a, b, out, scale_a, scale_b):
+        """Multiply by torch's scaled_mm. It takes no out, so `out` gets its result here, untimed."""
+        run = experiments.prepare_torch(a, b, scale_a, scale_b, out)
+        out.copy_(run())
+        return run

@@ -4,10 +4,10 @@ import pytest
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.configs import WgmmaConfig, rejection
-from ch10.wgmma_gemm.lesson import tuning
+from ch10.wgmma_gemm.lesson.sweep import WgmmaSpace, tuned_configs
 from tilelab.runtime import build
 
-SPACE = tuning.search_space()
+SPACE = tuned_configs()
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ SPACE = tuning.search_space()
 def test_a_tile_that_covers_the_shape_in_one_wave_is_tried(shape, tile, tiles):
     found = [
         config
-        for config in tuning.find_candidates(*shape)
+        for config in WgmmaSpace(shape).candidates()
         if (config.block_m, config.block_n, config.cluster) == tile and config.kernel == "specialised"
     ]
     assert found and {config.tiles(*shape[:2]) for config in found} == {tiles}
@@ -34,19 +34,19 @@ def test_a_tile_that_covers_the_shape_in_one_wave_is_tried(shape, tile, tiles):
 def test_what_is_not_tried():
     assert not [
         config
-        for config in tuning.find_candidates(96, 4096, 4096)
+        for config in WgmmaSpace((96, 4096, 4096)).candidates()
         if config.block_m >= 192 and config.kernel == "specialised"
     ]
     assert not [
         config
-        for config in tuning.find_candidates(4096, 4096, 4096)
+        for config in WgmmaSpace((4096, 4096, 4096)).candidates()
         if config.cluster == 4 and config.kernel == "specialised"
     ]
 
 
 def test_two_waves_that_are_poorly_filled_may_be_split():
     """160 tiles of 128 x 256 fill 132 SMs and then 28; 320 halves of tiles fill them twice and then 56."""
-    wide = [config for config in tuning.find_candidates(4096, 1032, 4104) if config.kernel == "split"]
+    wide = [config for config in WgmmaSpace((4096, 1032, 4104)).candidates() if config.kernel == "split"]
     assert any((config.block_m, config.block_n, config.cluster) == (128, 256, 2) for config in wide)
 
 
