@@ -163,6 +163,14 @@ def check_launch(
     return ""
 
 
+def require_launch(
+    prepare: Callable, cases: dict[str, Sequence], make_inputs: Callable, spec: Callable, **how
+) -> None:
+    """Raise AssertionError, which says what is wrong, unless `check_launch` finds nothing."""
+    if fault := check_launch(prepare, cases, make_inputs, spec, **how):
+        raise AssertionError(fault)
+
+
 def _find_difference(out: torch.Tensor, expected: torch.Tensor, tolerance: float | None) -> str:
     if not out.is_floating_point():
         wrong = out != expected
