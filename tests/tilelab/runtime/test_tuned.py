@@ -11,8 +11,8 @@ from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.lesson import tuning as wgmma_tuning
 from ch10.wgmma_gemm.lesson.command import COMMAND as wgmma_main
 from ch14 import fp8_gemm, gemm
-from ch14.blockscaled import __main__ as fp8_main
 from ch14.fp8_gemm.lesson import tuning as fp8_tuning
+from ch14.fp8_gemm.lesson.command import COMMAND as fp8_main
 from ch14.gemm.configs import GemmConfig, configs
 from ch14.gemm.lesson import tuning as gemm_tuning
 from ch14.gemm.lesson.command import COMMAND as gemm_main
@@ -257,7 +257,7 @@ def test_fp8_takes_the_tuned_tile():
 TUNERS = {
     "ch14.gemm": (gemm_main, gemm_tuning),
     "ch10.wgmma_gemm": (wgmma_main, wgmma_tuning),
-    "ch14.blockscaled": (fp8_main, fp8_tuning),
+    "ch14.fp8_gemm": (fp8_main, fp8_tuning),
 }
 
 
