@@ -1,4 +1,4 @@
-"""A space whose configurations or whose own functions go wrong in ways of their own, for the tests of the sweep."""
+"""Spaces whose configurations or whose own functions go wrong in ways of their own, for the tests of the sweep."""
 
 import dataclasses
 import math
@@ -8,7 +8,9 @@ import subprocess
 import time
 
 from tilelab.runtime import build, files
+from tilelab.sweeps import faults
 from tilelab.sweeps.faults import FaultSpace
+from tilelab.sweeps.space import Roofline
 
 HUGE = 10**400  # more than a float can hold
 MEASURED = {
@@ -36,7 +38,10 @@ class OddSpace(FaultSpace):
             raise KeyError("no label")
         return super().label(config)
 
-    def predicted_ms(self, config):
+    def warm_up(self):
+        return {}
+
+    def predict_us(self, config):
         return {"predicted text": "soon", "predicted NaN": math.nan}.get(config.fault, float(config.block))
 
     def reject(self, config):
@@ -87,3 +92,31 @@ class OddSpace(FaultSpace):
         """Wait until the test makes the file `gate`."""
         while not pathlib.Path(self.folder, "gate").exists():
             time.sleep(0.01)
+
+
+@dataclasses.dataclass(frozen=True)
+class OddPanelSpace(FaultSpace):
+    """A few faults for the panel. Its files are in the folder that ODD_FOLDER names."""
+
+    title = "faults"
+    shapes = {"1,000": (faults.SIZE,)}
+    dtypes = ("fp32",)
+    presets = {
+        "all": lambda _: faults.configs(("segfault in the compiler", "wrong result", "illegal memory access"))
+    }
+    axes = {"block": lambda config: str(config.block), "fault": lambda config: config.fault or "none"}
+    peer = "torch"
+
+    folder: str = dataclasses.field(default_factory=lambda: os.environ["ODD_FOLDER"])
+
+    @property
+    def can_measure(self):
+        return True  # whatever target the panel chose
+
+    @classmethod
+    def load_record(cls):
+        raise FileNotFoundError("no record")
+
+    @classmethod
+    def roofline(cls, dtype):
+        return Roofline("block", "gbps", "GB/s", lambda config: config.block, {"roof": 1.0})

@@ -306,7 +306,7 @@ def test_gemm_claim_rejects_what_the_model_rejects():
 
 
 def test_gemm_model_ranks_the_recorded_sweep():
-    by_name = {config.name: config for config in gemm_sweep.search_space()}
+    by_name = {config.name: config for config in gemm_sweep.swept_configs()}
     for side in SQUARES:
         rows = sort_by_speed(EVIDENCE("ch14_gemm_sweep", shape=[side] * 3))
         predicted = [row["predicted_ms"] for row in rows]

@@ -120,15 +120,15 @@ TROUBLES = {
 SWEEP_CELLS = (
     "from tilelab.sweeps import faults\nfrom tilelab.sweeps.journal import journal_for\nfrom tilelab.sweeps.sweep import Sweep",
     'journal = journal_for("reliability")\nconfigs = [faults.Config(2**power) for power in range(4, 12)]',
-    'rows = Sweep(configs[:4], faults.FaultSpace("", can_measure=False), journal=journal).finish()\n'
+    'rows = Sweep(configs[:4], faults.FaultSpace(compile_for="sm_90a"), journal=journal).finish()\n'
     'assert [row["status"] for row in rows] == ["ok"] * 4, rows',
-    'rows = Sweep(configs, faults.FaultSpace("", can_measure=False), journal=journal).finish()\n'
+    'rows = Sweep(configs, faults.FaultSpace(compile_for="sm_90a"), journal=journal).finish()\n'
     'assert [row["status"] for row in rows] == ["ok"] * 8, rows',
 )
 BEGIN_SWEEP = (
     "\n".join(SWEEP_CELLS[:2])
     + """
-Sweep(configs[:2], faults.FaultSpace("", can_measure=False), journal=journal).finish()"""
+Sweep(configs[:2], faults.FaultSpace(compile_for="sm_90a"), journal=journal).finish()"""
 )  # rows that may not be lost
 # Kills this kernel while the next cells run; the pause at the end makes sure that it does not end before.
 KILL = "import os, signal, threading\nthreading.Timer(1, os.kill, (os.getpid(), signal.SIGKILL)).start()"

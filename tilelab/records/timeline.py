@@ -368,22 +368,3 @@ def count_full_stages(recording: dict) -> list[tuple[float, int]]:
             counts.pop()
         counts.append((time, full))
     return counts
-
-
-# ---- the view
-
-
-def show(recordings: Sequence[dict], shown: Sequence[str] = (), *, picture=None):
-    """Return the view of recordings: the two named in `shown` under each other on one clock, by default the first two.
-
-    `picture` and a table stay in the saved notebook. ValueError for a name that no recording has.
-    """
-    from tilelab import views
-
-    names = [recording["name"] for recording in recordings]
-    for name in shown:
-        if name not in names:
-            raise ValueError(f"unknown recording {name!r}; choose one of {', '.join(names)}.")
-    shown = list(shown or names[:2])
-    data = {"recordings": list(recordings), "shown": shown}
-    return views.View("timeline", data, picture=picture, table=make_table(recordings))

@@ -12,7 +12,7 @@ import pathlib
 import time
 
 from tilelab.runtime import build, device, files, provenance
-from tilelab.sweeps.tunable import Space
+from tilelab.sweeps.space import Space
 
 SIZE = 1000
 # Each fault, and the words that its row's reason must hold: on a GPU, and without one.
@@ -50,27 +50,27 @@ def configs(faults: tuple[str, ...] = tuple(FAULTS)) -> list[Config]:
 class FaultSpace(Space):
     """y = 2 x of 1,000 elements. `folder` holds kernels that crash the compiler, and a `log` of measurements."""
 
-    folder: str
-    can_measure: bool = True
+    shape: tuple[int, ...] = (SIZE,)
+    dtype: str = "fp32"
+    folder: str = ""
+
+    @property
+    def can_measure(self) -> bool:  # also without a GPU
+        return self.compile_for is None
 
     @property
     def target(self) -> str:
-        return device.current().target or "sm_90a"
+        return self.compile_for or device.current().target or "sm_90a"
 
     def label(self, config):
-        return {
-            "name": "course",
-            "kernel": f"{config.block} {config.fault}".strip(),
-            "block": config.block,
-            "fault": config.fault,
-            "shape": [SIZE],
-            "dtype": "fp32",
-        }
+        kernel = f"{config.block} {config.fault}".strip()
+        return super().label(config) | {"kernel": kernel, "block": config.block, "fault": config.fault}
 
-    def predicted_ms(self, config):
-        return float(config.block)  # no model: it only fixes the order
+    def predict_us(self, config):
+        return 1e3 * config.block  # no model: it only fixes the order
 
-    def source(self):
+    @classmethod
+    def source(cls):
         return provenance.source_hash(pathlib.Path(__file__).with_name("faults_kernels.py"))
 
     def job(self, config):
@@ -88,6 +88,7 @@ class FaultSpace(Space):
         )
 
     def warm_up(self):
+        from tilelab.measure import check  # noqa: F401, its imports take seconds
         from tilelab.sweeps import faults_kernels  # noqa: F401
 
         return {}

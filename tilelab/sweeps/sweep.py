@@ -28,7 +28,7 @@ import filelock
 
 from tilelab.runtime import build, device, files, provenance, worker_pool
 from tilelab.sweeps.journal import Journal
-from tilelab.sweeps.tunable import Space
+from tilelab.sweeps.space import Space
 
 _log = logging.getLogger(__name__)
 STATUSES = ("ok", "rejected", "wrong", "failed")
@@ -37,6 +37,23 @@ REASON_CHARS = 300  # how much of a reason is kept
 BUILDS_AT_ONCE = 64  # builds handed to an executor of the caller's
 START_S = 180  # how long a worker may take to import torch and to open the GPU
 NOTICE_S = 2  # how long a loop over a sweep waits for a row before it looks whether the sweep waits for a GPU
+RECORDED = (  # what a record of a whole sweep keeps of a row
+    *(
+        "name",
+        "config",
+        "kernel",
+        "shape",
+        "dtype",
+        "status",
+        "reason",
+        "ms",
+        "peer_ms",
+        "ratio",
+        "tflops",
+        "gbps",
+    ),
+    *("registers", "smem", "final_ms", "final_ratio"),
+)
 
 
 # ---- tasks for an executor, on this machine or another
@@ -166,13 +183,25 @@ def sort_by_speed(rows: Iterable[dict]) -> list[dict]:
     return sorted((row for row in rows if row["status"] == "ok" and row.get("ms")), key=order)
 
 
+def choose_fastest(ranked: Sequence) -> Sequence:
+    """Return the fastest three of configurations that are ranked by their first timing."""
+    return ranked[:FINALISTS]
+
+
+def record_rows(configs: Iterable, space: Space) -> list[dict]:
+    """Sweep `configs` over `space`, and return the rows with the fields that a record keeps."""
+    return [{key: row[key] for key in RECORDED if key in row} for row in Sweep(configs, space).finish()]
+
+
+def _check_figure(name: str, value: Any) -> float | None:
+    """Return `value`. ValueError for what no float can hold, such as 10**400 or NaN."""
+    if not (value is None or isinstance(value, (int, float)) and 0 <= value <= sys.float_info.max):
+        raise ValueError(f"{name} must be a finite number or None; it is {value!r:.20}.")
+    return value
+
+
 def _read_times(measured: dict) -> dict[str, float | None]:
-    """Return the `ms` and `ratio` of a measurement. ValueError for what no float can hold, such as 10**400 or NaN."""
-    times = {name: measured.get(name) for name in ("ms", "ratio")}
-    for name, value in times.items():
-        if not (value is None or isinstance(value, (int, float)) and 0 <= value <= sys.float_info.max):
-            raise ValueError(f"{name} must be a finite number or None; it is {value!r:.20}.")
-    return times
+    return {name: _check_figure(name, measured.get(name)) for name in ("ms", "ratio", "spread")}
 
 
 class Sweep:
@@ -181,7 +210,8 @@ class Sweep:
     `for row in sweep` waits for rows, and logs a warning when another sweep keeps it from the GPU. `async for row in
     sweep` lets a notebook go on. Leaving the loop early cancels.
     A row comes once. The fastest three come again with `final_ms` and `final_ratio`: they are timed once more,
-    interleaved, before the `winner` is named.
+    interleaved, before the `winner` is named. `choose_finalists` takes the ranked configurations and returns others in
+    place of the fastest three. `quick` measures as the tuner does, by `Space.measure_quickly`.
 
     `journal` keeps rows. If the journal holds a row made by the same source, configuration, shape, target, GPU and
     versions, that row is returned with `resumed`: True and nothing is measured. `builders` is a
@@ -202,6 +232,8 @@ class Sweep:
         builders: Executor | None = None,
         measurers: Sequence[Executor] | None = None,
         limit_s: float = 60,
+        quick: bool = False,
+        choose_finalists: Callable[[Sequence], Sequence] = choose_fastest,
     ):
         if not 0 < limit_s < math.inf:
             raise ValueError(f"limit_s must be a positive number of seconds; it is {limit_s}.")
@@ -209,6 +241,7 @@ class Sweep:
             raise ValueError("measurers must name at least one executor; the list is empty.")
         self.space, self.journal, self.limit_s = space, journal, limit_s
         self.builders, self.measurers = builders, measurers
+        self._quickly, self._choose_finalists = "_quickly" * quick, choose_finalists
         if type(space).__module__ == "__main__" and (space.can_measure or builders is not None):
             raise ValueError(
                 f"a worker cannot import {type(space).__name__} from __main__: define it in a module."
@@ -353,7 +386,7 @@ class Sweep:
             await self._compare_finalists(measurers[0])
 
     async def _triage(self) -> dict[tuple, tuple[dict, Any]]:
-        """Emit the rows that are rejected or resumed; return {(predicted ms, index): (label, configuration)}."""
+        """Emit the rows that are rejected or resumed; return {(predicted µs, index): (label, configuration)}."""
         recorded = self.journal.rows() if self.journal else {}
         waiting = {}
         for index, (key, config) in enumerate(self.configs.items()):
@@ -362,19 +395,19 @@ class Sweep:
             label = {"key": key}
             try:
                 label = {**self.space.label(config), "key": key}
-                predicted_ms = _read_times({"ms": self.space.predicted_ms(config)})["ms"]
+                predicted_us = _check_figure("predict_us", self.space.predict_us(config))
                 reason = self.space.reject(config)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"[:REASON_CHARS]
                 self._emit({**label, "status": "failed", "reason": reason})
                 continue
-            label["predicted_ms"] = predicted_ms
+            label["predicted_ms"] = None if predicted_us is None else predicted_us / 1e3
             if reason:
                 self._emit({**label, "status": "rejected", "reason": reason}, new=False)
             elif key in recorded:
                 self._emit({**recorded[key], **label, "resumed": True}, new=False)
             else:
-                waiting[math.inf if predicted_ms is None else predicted_ms, index] = label, config
+                waiting[math.inf if predicted_us is None else predicted_us, index] = label, config
         return waiting
 
     async def _process(
@@ -402,19 +435,21 @@ class Sweep:
         while True:
             _, config, measured = await built.get()
             self._first_measurement = min(time.monotonic(), self._first_measurement)
-            measured.set_result(await self._ask_gpu(measurer, "measure", config))
+            measured.set_result(await self._ask_gpu(measurer, f"measure{self._quickly}", config))
             self.timing_s = time.monotonic() - self._first_measurement
 
     async def _compare_finalists(self, measurer: tuple[Executor, str]) -> None:
         """Time the fastest again, interleaved, and name the winner."""
-        fastest = sort_by_speed(self.rows.values())[:FINALISTS]
-        if not fastest:
+        ranked = {row["key"]: self.configs[row["key"]] for row in sort_by_speed(self.rows.values())}
+        if not ranked:
             return
-        keys = [row["key"] for row in fastest]
+        chosen = self._choose_finalists([*ranked.values()])
+        keys = [key for key, config in ranked.items() if any(config is one for one in chosen)]
         key = hashlib.sha256(" ".join(sorted(keys)).encode()).hexdigest()[:16]
         comparison = (self.journal.rows() if self.journal else {}).get(key)
         if comparison is None:
-            answer = await self._ask_gpu(measurer, "measure_finalists", [self.configs[key] for key in keys])
+            configs = [self.configs[key] for key in keys]
+            answer = await self._ask_gpu(measurer, f"measure_finalists{self._quickly}", configs)
             comparison = {"key": key, "finals": [], "of": keys}
             with contextlib.suppress(Exception):  # without finals the first ranking stands
                 comparison["finals"] = [_read_times(final) for final in answer.get("value") or []]

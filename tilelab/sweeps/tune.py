@@ -1,151 +1,139 @@
-"""Find the fastest configuration of a kernel for each of many shapes, on the GPU here.
+"""Find the fastest configuration of a kernel for each of many shapes, on the GPU here, and keep it in a table.
 
-A shape takes about a second. Each candidate is checked against the library's result, then timed in a CUDA graph on
-operands that come from DRAM. The fastest few are timed again, interleaved with the library.
+A shape is one quick sweep (tilelab.sweeps.quick), which takes about a second. Its fastest few are timed again,
+interleaved with the library.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pathlib
-import statistics
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from tilelab import cli
-from tilelab.measure import bench
-from tilelab.runtime import build, device, tuned
+from tilelab.runtime import device, tuned
+from tilelab.sweeps.space import Space
+from tilelab.sweeps.sweep import Sweep
 
 FINALISTS = 4
-SHARE = 0.15  # of the configurations that can run a shape: half of the time this finds the fastest of all
-PEER_EVERY = 6  # candidates between two timings of the library: the clock of the chip moves
-BURST_MS = 0.3
 
 
-@dataclasses.dataclass(frozen=True)
-class Tunable:
-    """A kernel C = A B as the tuner sees it.
-
-    `candidates(m, n, k)` are the configurations that can run a shape. `make_inputs(m, n, k)` returns tensors of which
-    the third is the result, `prepare(config, *tensors)` and `prepare_peer(*tensors)` a launch on them. `predict_us` is
-    the model's time of a configuration at a shape, `job` its compilation, and `source` a hash of the kernel's code.
-    """
-
-    name: str
-    peer: str
-    candidates: Callable[[int, int, int], Sequence]
-    predict_us: Callable[[Any, int, int, int], float]
-    make_inputs: Callable[[int, int, int], tuple]
-    prepare: Callable[..., Callable]
-    prepare_peer: Callable[..., Callable]
-    job: Callable[[Any, int, int, int], build.Job]
-    source: Callable[[], str]
-    dtype: str = "bf16"
-    multiples: tuple[int, int] = (8, 8)  # the numbers that must divide N and K
-    needs: str = "has_tma"  # the predicate of tilelab.runtime.device that the GPU must have
-    share: float = SHARE  # of the candidates that `run` tries
-
-
-def choose_candidates(tunable: Tunable, m: int, n: int, k: int, share: float = 1.0) -> list:
+def choose_candidates(space: Space, share: float = 1.0) -> list:
     """Return the candidates for a shape, the one predicted fastest first; `share` of those that can run, at least 4."""
-    found = sorted(tunable.candidates(m, n, k), key=lambda config: tunable.predict_us(config, m, n, k))
+    found = sorted(space.candidates(), key=space.predict_us)
     return found[: max(4, math.ceil(share * len(found)))]
 
 
+def choose_finalists(space: Space, ranked: Sequence) -> list:
+    """Return the fastest two, the fastest of other tiles, and the model's choice.
+
+    A short timing tells tiles apart better than variants of a tile, and it may be noisy, which must not cost the
+    model's choice.
+    """
+    kept, tiles = [], set()
+    for place, config in enumerate(ranked):
+        tile = config.block_m, config.block_n
+        if place < 2 or len(kept) < FINALISTS and tile not in tiles:
+            kept.append(config)
+            tiles.add(tile)
+    return [*kept, min(ranked, key=space.predict_us)]
+
+
 def tune_shapes(
-    tunable: Tunable, shapes: Iterable[tuple[int, int, int]], share: float = 1.0
+    kernel: type[Space], shapes: Iterable[tuple[int, int, int]], share: float = 1.0
 ) -> Iterator[dict]:
     """Yield for each shape (m, n, k) a row with the fastest `config`, its `us`, and its `ratio` to the library.
 
-    `share` is the part of the configurations that is tried, those first that the model expects to be fastest. `trials`
-    lists all of them as (name, predicted µs, measured µs). Raises Unsupported without a GPU.
+    `share` is the part of the candidates that is tried, those first that the model expects to be fastest. `trials`
+    lists all that were timed as (name, predicted µs, measured µs). Where no configuration was right, or the library
+    refuses the shape, `config` is None and `reason` says why. Raises Unsupported without a GPU.
     """
-    _require(tunable)
-    wanted = {shape: choose_candidates(tunable, *shape, share) for shape in shapes}
-    jobs = [tunable.job(config, *shape) for shape, configs in wanted.items() for config in configs]
-    build.compile_ahead({repr(job): job for job in jobs}.values())  # sizes that compile alike share one
-    for shape, configs in wanted.items():
-        yield tune_shape(tunable, shape, configs)
+    _require(kernel)
+    for shape in shapes:
+        yield tune_shape(kernel(shape, kernel.table_dtype), share)
 
 
-def _require(tunable: Tunable) -> None:
-    device.require(tunable.needs, f"tuning {tunable.name}", "run it on a GPU that has it")
+def _require(kernel: type[Space]) -> None:
+    device.require(kernel.needs, f"tuning {kernel.table}", "run it on a GPU that has it")
 
 
-def run(tunable: Tunable, path: str, share: float | None = None) -> int:
-    """Tune the shapes of a file, keep them in the table of the GPU here, and print a sentence for each.
-
-    A line of the file holds M,N,K; text after a # does not count. `share` is that of `tune_shapes`; None stands for the
-    tunable's. Return 0, or 1 if a shape gets no row: no configuration was right, or the library refuses it, so that
-    there is no result to compare with. A row is on disk before the next shape begins. Raises ValueError for a bad line
-    or a damaged table, or a file that cannot be read, and Unsupported without a GPU, all before the work.
-    """
-    shapes = read_shapes(path, tunable.multiples)
-    _require(tunable)
-    gpu, status = device.current().name, 0
-    table = tuned.table_path(tunable.name, gpu)
-    tuned.load(tunable.name, gpu)
-    if reason := cli.unwritable_reason(str(table)):
-        raise ValueError(f"the table of tuned shapes cannot be kept: {reason}.")
-    for row in tune_shapes(tunable, shapes, tunable.share if share is None else share):
-        if row["config"] is None:
-            status = 1
-            reason = row.get("reason") or "no configuration gave the right result"
-            print("{m} × {n} × {k}: ".format_map(row) + reason.rstrip(".") + ".", flush=True)
-        else:
-            print(*tuned.keep(tunable.name, [row], gpu), flush=True)
-    print(f"The table is {table}.")
-    return status
+def tune_shape(space: Space, share: float = 1.0) -> dict:
+    """Return the row of `tune_shapes` for one shape."""
+    sweep = Sweep(
+        choose_candidates(space, share),
+        space,
+        quick=True,
+        choose_finalists=lambda ranked: choose_finalists(space, ranked),
+    )
+    rows = sweep.finish()
+    timed = [row for row in rows if row["status"] == "ok"]
+    if not timed:
+        reasons = {row["reason"] for row in rows}
+        reason = reasons.pop() if len(reasons) == 1 else "no configuration gave the right result"
+        return dict(zip("mnk", space.shape)) | {"config": None, "reason": reason}
+    config = sweep.configs[sweep.winner["key"]]
+    trials = [(row["kernel"], 1e3 * row["predicted_ms"], 1e3 * row["ms"]) for row in timed]
+    return _make_row(space, config, sweep.winner, len(timed)) | {"trials": trials}
 
 
-def run_command(module: str, tunable: Tunable, path: str) -> int:
-    """Do what `run` does for `python -m module --tune path`. Return the exit status: 2 for an error, told in one line
-    on stderr, and 130 for Ctrl-C."""
-    try:
-        return run(tunable, path)
-    except BrokenPipeError:
-        raise  # to `cli.run_main`
-    except (ValueError, OSError, RuntimeError) as error:  # Unsupported and CompileError are RuntimeErrors
-        print(f"python -m {module}: {device.first_line(error)}.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"python -m {module}: cancelled; the shapes that were printed are kept.", file=sys.stderr)
-        return 130
+def _make_row(space: Space, config: Any, row: dict, tried: int) -> dict:
+    """Return a row of the table from the row of a sweep, by its last timing."""
+    ms, ratio, spread = (row.get(f"final_{name}") or row.get(name) for name in ("ms", "ratio", "spread"))
+    return {
+        **dict(zip("mnk", space.shape)),
+        "dtype": space.dtype,
+        "config": config,
+        "us": ms * 1e3,
+        "peer": space.peer,
+        "peer_us": ms * 1e3 * ratio,
+        "ratio": ratio,
+        "spread": spread or 0.0,
+        "tried": tried,
+        "source": space.tuned_source(),
+        "recorded": row.get("recorded"),
+    }
 
 
-def keep_winner(
-    tunable: Tunable, shape: Sequence[int], dtype: str, config: Any, row: dict, tried: int
-) -> str:
+def keep_winner(space: Space, config: Any, row: dict, tried: int) -> str:
     """Keep the fastest configuration of a sweep, measured on the GPU here, as `tuned.keep` does; return its sentence.
 
     `row` is the configuration's row of the sweep, `tried` the number of configurations that were timed. Raises
     ValueError for another dtype than the table's, for a row without a time beside the peer, and for a damaged table.
     """
-    if dtype != tunable.dtype:
+    if space.dtype != space.table_dtype:
         raise ValueError(
-            f"the table of {tunable.name} holds {tunable.dtype} only; the sweep's dtype is {dtype}."
+            f"the table of {space.table} holds {space.table_dtype} only; the sweep's dtype is {space.dtype}."
         )
-    ms, ratio = (row.get(f"final_{name}") or row.get(name) for name in ("ms", "ratio"))
-    if not ms or not ratio:
-        raise ValueError(f"{row['kernel']} has no time beside {tunable.peer}: sweep it on this GPU.")
-    found = {
-        **dict(zip("mnk", shape)),
-        "dtype": dtype,
-        "config": config,
-        "us": ms * 1e3,
-        "peer": tunable.peer,
-        "peer_us": ms * 1e3 * ratio,
-        "ratio": ratio,
-        "spread": row.get("spread") or 0.0,
-        "tried": tried,
-        "source": tunable.source(),
-        "recorded": row.get("recorded"),
-    }
-    return tuned.keep(tunable.name, [found], device.current().name)[0]
+    if not row.get("ms") or not row.get("ratio"):
+        raise ValueError(f"{row['kernel']} has no time beside {space.peer}: sweep it on this GPU.")
+    return tuned.keep(space.table, [_make_row(space, config, row, tried)], device.current().name)[0]
+
+
+def run(kernel: type[Space], path: str, share: float | None = None) -> int:
+    """Tune the shapes of a file, keep them in the table of the GPU here, and print a sentence for each.
+
+    A line of the file holds M,N,K; text after a # does not count. `share` is that of `tune_shapes`; None stands for the
+    kernel's. Return 0, or 1 if a shape gets no row: no configuration was right, or the library refuses it, so that
+    there is no result to compare with. A row is on disk before the next shape begins. Raises ValueError for a bad line
+    or a damaged table, or a file that cannot be read, and Unsupported without a GPU, all before the work.
+    """
+    shapes = read_shapes(path, kernel.multiples)
+    _require(kernel)
+    gpu, status = device.current().name, 0
+    table = tuned.table_path(kernel.table, gpu)
+    tuned.load(kernel.table, gpu)
+    if reason := cli.unwritable_reason(str(table)):
+        raise ValueError(f"the table of tuned shapes cannot be kept: {reason}.")
+    for row in tune_shapes(kernel, shapes, kernel.share if share is None else share):
+        if row["config"] is None:
+            status = 1
+            reason = row.get("reason") or "no configuration gave the right result"
+            print("{m} × {n} × {k}: ".format_map(row) + reason.rstrip(".") + ".", flush=True)
+        else:
+            print(*tuned.keep(kernel.table, [row], gpu), flush=True)
+    print(f"The table is {table}.")
+    return status
 
 
 def read_shapes(path: str, multiples: tuple[int, int] = (8, 8)) -> list[tuple[int, int, int]]:
@@ -174,109 +162,3 @@ def read_shapes(path: str, multiples: tuple[int, int] = (8, 8)) -> list[tuple[in
     if not shapes:
         raise ValueError(f"{path} holds no shapes; a line is M,N,K.")
     return shapes
-
-
-def tune_shape(tunable: Tunable, shape: tuple[int, int, int], configs: Sequence) -> dict:
-    """Return the row of `tune_shapes` for one shape and the given configurations."""
-    sets = bench.make_input_sets(lambda: tunable.make_inputs(*shape))
-    row = dict(zip("mnk", shape)) | {"dtype": tunable.dtype, "peer": tunable.peer, "source": tunable.source()}
-    try:
-        peer = [tunable.prepare_peer(*tensors) for tensors in sets]
-        peer[0]()
-    except torch.AcceleratorError:
-        raise
-    except (ValueError, RuntimeError) as error:  # the other shapes can still be tuned
-        return row | {
-            "config": None,
-            "reason": f"{tunable.peer} refuses the shape: {device.first_line(error)}",
-        }
-    expected = sets[0][2].float()
-    call_ms = bench.estimate_ms(peer)
-    calls = max(2, len(sets), min(100, math.ceil(BURST_MS / call_ms)))
-    replay_peer = bench.capture_burst(peer, calls)
-    trials, rejected, peer_us = [], [], _time_us(replay_peer, calls)
-    for number, config in enumerate(configs):
-        try:
-            launches = [tunable.prepare(config, *tensors) for tensors in sets]
-            if error := _find_error(launches[0], sets[0][2], expected):
-                rejected.append((str(config), error))
-                continue
-            us = _time_us(bench.capture_burst(launches, calls), calls)
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:
-            rejected.append((str(config), f"{type(error).__name__}: {device.first_line(error)}"[:200]))
-            continue
-        if number % PEER_EVERY == PEER_EVERY - 1:
-            peer_us = _time_us(replay_peer, calls)
-        trials.append((us / peer_us, us, config))
-    trials.sort(key=lambda trial: trial[0])
-    row |= {
-        "tried": len(trials),
-        "rejected": rejected,
-        "trials": [(_name(config), tunable.predict_us(config, *shape), us) for _, us, config in trials],
-    }
-    if not trials:
-        return row | {"config": None, "reason": "no configuration gave the right result"}
-    finalists = {_name(config): config for config in _choose_finalists([config for *_, config in trials])}
-    predicted = min((config for *_, config in trials), key=lambda config: tunable.predict_us(config, *shape))
-    finalists[_name(predicted)] = predicted  # so that a noisy short timing cannot cost the model's choice
-    again = iter(sets)
-    found = bench.compare(
-        {
-            tunable.peer: tunable.prepare_peer,
-            **{
-                name: lambda *tensors, config=config: tunable.prepare(config, *tensors)
-                for name, config in finalists.items()
-            },
-        },
-        again.__next__,
-        tunable.peer,
-        rounds=10,
-        warm_s=0.02,
-        burst_ms=1.5,
-    )
-    best = min((found[name] for name in finalists if found[name].ms), key=lambda timing: timing.ms)
-    return row | {
-        "config": finalists[best.name],
-        "us": best.ms * 1e3,
-        "peer_us": best.peer_ms * 1e3,
-        "ratio": best.ratio,
-        "spread": best.spread,
-    }
-
-
-def _choose_finalists(configs: Sequence) -> list:
-    """Return the fastest two, and the fastest of other tiles: a short timing tells tiles apart better than variants."""
-    kept, tiles = list(configs[:2]), {(config.block_m, config.block_n) for config in configs[:2]}
-    for config in configs[2:]:
-        if len(kept) < FINALISTS and (config.block_m, config.block_n) not in tiles:
-            kept.append(config)
-            tiles.add((config.block_m, config.block_n))
-    return kept
-
-
-def _name(config) -> str:
-    return getattr(config, "name", None) or str(config)
-
-
-def _find_error(launch: Callable, out: torch.Tensor, expected: torch.Tensor) -> str:
-    """Return in one sentence what is wrong with the result of a launch, or ""."""
-    out.fill_(math.nan)
-    launch()
-    difference = (out.float() - expected).abs().max() / expected.abs().max()
-    return "" if difference < 2**-6 else f"the result differs from the library's by {float(difference):.1e}."
-
-
-def _time_us(replay: Callable, calls: int) -> float:
-    """Return the median microseconds per call of three replays, after one that is not counted."""
-    replay()
-    times = []
-    for _ in range(3):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        replay()
-        end.record()
-        times.append((begin, end))
-    torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in times) * 1e3 / calls

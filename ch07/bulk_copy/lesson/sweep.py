@@ -8,64 +8,8 @@ from ch07.bulk_copy import OPS, BulkConfig, configs
 from ch07.bulk_copy.lesson.experiments import DTYPE, ELEMENT, LARGE, QUICK, compare_with_torch, source, verify
 from tilelab.records import results
 from tilelab.runtime import device
-from tilelab.sweeps.sweep import Sweep
-from tilelab.sweeps.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
-
-RECORDED = (
-    "name",
-    "config",
-    "kernel",
-    "shape",
-    "dtype",
-    "status",
-    "reason",
-    "ms",
-    "peer_ms",
-    "ratio",
-    "gbps",
-    "registers",
-    "smem",
-    "final_ms",
-    "final_ratio",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class BulkSpace(TargetSpace):
-    """Configurations of `op` for arrays of `nbytes` each."""
-
-    op: str
-    nbytes: int
-    compile_for: str | None = None
-
-    def label(self, config):
-        return {
-            "name": config.kernel,
-            "config": str(config),
-            "kernel": str(config),
-            "shape": [self.nbytes],
-            "dtype": self.op,
-        }
-
-    def source(self):
-        return source()
-
-    def reject(self, config):
-        if device.target_limits(self.target).has_tma:
-            return ""
-        return f"{self.target} has no TMA: bulk copies need sm_90a or newer."
-
-    def job(self, config):
-        return bulk_copy.job(config, self.target, ELEMENT[self.op])
-
-    def measure(self, config):
-        row = verify(self.op, config, DTYPE[self.op], 3_000_017, 1)
-        if row["status"] != "ok":
-            return row
-        return row | compare_with_torch(self.op, {config.kernel: config}, self.nbytes, **QUICK)[0]
-
-    def measure_finalists(self, chosen):
-        return compare_with_torch(self.op, {str(config): config for config in chosen}, self.nbytes)
+from tilelab.sweeps.space import Roofline, Space, load_ceiling
+from tilelab.sweeps.sweep import record_rows
 
 
 def grid(op: str) -> list[BulkConfig]:
@@ -88,14 +32,68 @@ def grid(op: str) -> list[BulkConfig]:
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class BulkSpace(Space):
+    """Configurations of the operator `dtype` ("copy", "axpy") for arrays of `shape` bytes each."""
+
+    title = "bulk copy"
+    shapes = {"512 MiB per array": (LARGE // 2,), "64 MiB per array": (1 << 26,)}
+    dtypes = OPS
+    presets = {"the course's": lambda op: list(configs(op).values()), "the grid": grid}
+    axes = {
+        "chunk": lambda c: f"{c.chunk_bytes} B",
+        "stages": lambda c: f"{c.stages}",
+        "kernel": lambda c: c.kernel,
+        "chunks per CTA": lambda c: f"{c.chunks_per_cta}",
+    }
+    record = "ch07_bulk_sweep"
+    peer = "torch"
+
+    def check_shape(self):
+        if len(self.shape) != 1 or self.shape[0] < 1 or self.shape[0] % 4:
+            raise ValueError(
+                f"the shape is {self.shape}; it must be the BYTES of each array, a positive multiple of 4."
+            )
+
+    def label(self, config):
+        return super().label(config) | {"name": config.kernel}
+
+    @classmethod
+    def source(cls):
+        return source()
+
+    def reject(self, config):
+        if device.target_limits(self.target).has_tma:
+            return ""
+        return f"{self.target} has no TMA: bulk copies need sm_90a or newer."
+
+    def job(self, config):
+        return bulk_copy.job(config, self.target, ELEMENT[self.dtype])
+
+    def measure(self, config):
+        row = verify(self.dtype, config, DTYPE[self.dtype], 3_000_017, 1)
+        if row["status"] != "ok":
+            return row
+        return row | compare_with_torch(self.dtype, {config.kernel: config}, *self.shape, **QUICK)[0]
+
+    def measure_finalists(self, chosen):
+        return compare_with_torch(self.dtype, {str(config): config for config in chosen}, *self.shape)
+
+    @classmethod
+    def roofline(cls, dtype):
+        return Roofline(
+            intensity_label="bytes in flight per CTA",
+            speed_field="gbps",
+            unit="GB/s",
+            intensity=lambda config: config.stages * config.chunk_bytes,
+            flat_roofs={"torch's copy": load_ceiling("copy", "gbps")[0]},
+        )
+
+
 @results.experiment("ch07_bulk_sweep", source)
 def measure_sweep():
     """Measure the grid of both operators with the sweep engine."""
-    return [
-        {key: row[key] for key in RECORDED if key in row}
-        for op in OPS
-        for row in Sweep(grid(op), BulkSpace(op, LARGE // 2)).finish()
-    ]
+    return [row for op in OPS for row in record_rows(grid(op), BulkSpace((LARGE // 2,), op))]
 
 
 def list_fastest(record: results.Record, count: int = 8) -> list[dict]:
@@ -110,39 +108,3 @@ def list_fastest(record: results.Record, count: int = 8) -> list[dict]:
         {"operation": row["dtype"], **{key: row[key] for key in ("config", "gbps", "ratio", "registers")}}
         for row in rows
     ]
-
-
-def _choose_space(shape: tuple[int, ...], dtype: str, target: str | None) -> BulkSpace:
-    if len(shape) != 1 or shape[0] < 1 or shape[0] % 4:
-        raise ValueError(
-            f"the shape is {shape}; it must be the BYTES of each array, a positive multiple of 4."
-        )
-    return BulkSpace(dtype, shape[0], target)
-
-
-def _roofline(_: str) -> Roofline:
-    return Roofline(
-        "bytes in flight per CTA",
-        "gbps",
-        "GB/s",
-        lambda config: config.stages * config.chunk_bytes,
-        {"torch's copy": load_ceiling("copy", "gbps")[0]},
-    )
-
-
-TUNABLE_KERNEL = TunableKernel(
-    name="bulk copy",
-    shapes={"512 MiB per array": (LARGE // 2,), "64 MiB per array": (1 << 26,)},
-    dtypes=OPS,
-    presets={"the course's": lambda op: list(configs(op).values()), "the grid": grid},
-    axes={
-        "chunk": lambda c: f"{c.chunk_bytes} B",
-        "stages": lambda c: f"{c.stages}",
-        "kernel": lambda c: c.kernel,
-        "chunks per CTA": lambda c: f"{c.chunks_per_cta}",
-    },
-    space=_choose_space,
-    load_record=lambda: results.load_record("ch07_bulk_sweep", source()),
-    roofline=_roofline,
-    peer="torch",
-)

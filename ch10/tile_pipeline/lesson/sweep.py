@@ -12,76 +12,8 @@ from ch10.tile_pipeline.lesson import experiments
 from ch10.tile_pipeline.lesson.experiments import LARGE, OPS, UNEVEN, WIDE
 from tilelab.records import results
 from tilelab.runtime import device
-from tilelab.sweeps.sweep import Sweep
-from tilelab.sweeps.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
-
-RECORDED = (
-    "name",
-    "config",
-    "kernel",
-    "shape",
-    "dtype",
-    "status",
-    "reason",
-    "ms",
-    "peer_ms",
-    "ratio",
-    "gbps",
-    "registers",
-    "smem",
-    "final_ms",
-    "final_ratio",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class TileSpace(TargetSpace):
-    """Configurations of `op` for x of this shape, float32."""
-
-    op: str
-    shape: tuple[int, ...]
-    compile_for: str | None = None
-
-    def label(self, config):
-        return {
-            "name": config.op,
-            "config": str(config),
-            "kernel": str(config),
-            "shape": list(self.shape),
-            "dtype": self.op,
-        }
-
-    def source(self):
-        return experiments.source()
-
-    def reject(self, config):
-        limit, needed = device.target_limits(self.target), config.smem_bytes()
-        if not limit.has_tma:
-            return f"{self.target} has no TMA: tensor maps need sm_90a or newer."
-        needed += 128  # barriers
-        if needed > limit.smem_per_block:
-            return f"it needs {needed:,} B of shared memory per block; {self.target} has {limit.smem_per_block:,} B."
-        return ""
-
-    def job(self, config):
-        return tile_pipeline.job(config, self.target)
-
-    def warm_up(self):
-        torch.zeros(1, device="cuda")
-        return {}
-
-    def measure(self, config):
-        shape = (257, 1003) if DIMENSIONS[self.op] == 2 else (5, 100, 513)
-        row = experiments.verify(self.op, config, shape)
-        if row["status"] == "ok":
-            row |= experiments.compare_with_torch(
-                self.op, {self.op: config}, self.shape, **experiments.QUICK
-            )[0]
-        return row
-
-    def measure_finalists(self, configs):
-        named = {str(config): config for config in configs}
-        return experiments.compare_with_torch(self.op, named, self.shape)[: len(configs)]
+from tilelab.sweeps.space import Roofline, Space, load_ceiling
+from tilelab.sweeps.sweep import record_rows
 
 
 def grid(op: str) -> list[TileConfig]:
@@ -126,45 +58,79 @@ def grid(op: str) -> list[TileConfig]:
     ]
 
 
-@results.experiment("ch10_tile_sweep", experiments.source)
-def measure_sweep():
-    """Sweep the grids of copy, stencil and transpose."""
-    return [
-        {key: row[key] for key in RECORDED if key in row}
-        for op in ("copy", "stencil", "transpose")
-        for row in Sweep(grid(op), TileSpace(op, LARGE)).finish()
-    ]
+@dataclasses.dataclass(frozen=True)
+class TileSpace(Space):
+    """Configurations of the operation `dtype` ("copy", "stencil", ...) for x of this shape, float32."""
 
-
-def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> TileSpace:
-    if len(shape) != DIMENSIONS[dtype] or min(shape) < 1:
-        raise ValueError(f"a shape of {dtype} must be {DIMENSIONS[dtype]} numbers from 1; it is {shape}.")
-    return TileSpace(dtype, tuple(shape), target)
-
-
-def _roofline(_: str) -> Roofline:
-    return Roofline(
-        "bytes in flight per CTA",
-        "gbps",
-        "GB/s",
-        lambda config: config.smem_bytes(),
-        {"torch's copy": load_ceiling("copy", "gbps")[0]},
-    )
-
-
-TUNABLE_KERNEL = TunableKernel(
-    name="tiles by tensor map",
-    shapes={f"{rows} rows of {columns}": (rows, columns) for rows, columns in (LARGE, WIDE, UNEVEN)},
-    dtypes=tuple(op for op in OPS if DIMENSIONS[op] == 2),  # which share their shapes
-    presets={"the course's": lambda dtype: list(configs(dtype).values()), "the grid": grid},
-    axes={
+    title = "tiles by tensor map"
+    shapes = {f"{rows} rows of {columns}": (rows, columns) for rows, columns in (LARGE, WIDE, UNEVEN)}
+    dtypes = tuple(op for op in OPS if DIMENSIONS[op] == 2)  # which share their shapes
+    presets = {"the course's": lambda op: list(configs(op).values()), "the grid": grid}
+    axes = {
         "tile": lambda c: f"{c.rows} × {c.columns}",
         "stages": lambda c: f"{c.stages}",
         "tiles per CTA": lambda c: f"{c.tiles_per_cta} per CTA",
         "threads": lambda c: f"{c.block_threads}",
-    },
-    space=_make_space,
-    load_record=lambda: results.load_record("ch10_tile_sweep", experiments.source()),
-    roofline=_roofline,
-    peer="torch",
-)
+    }
+    record = "ch10_tile_sweep"
+    peer = "torch"
+
+    def check_shape(self):
+        if len(self.shape) != DIMENSIONS[self.dtype] or min(self.shape) < 1:
+            raise ValueError(
+                f"a shape of {self.dtype} must be {DIMENSIONS[self.dtype]} numbers from 1; it is {self.shape}."
+            )
+
+    def label(self, config):
+        return super().label(config) | {"name": config.op}
+
+    @classmethod
+    def source(cls):
+        return experiments.source()
+
+    def reject(self, config):
+        limit, needed = device.target_limits(self.target), config.smem_bytes()
+        if not limit.has_tma:
+            return f"{self.target} has no TMA: tensor maps need sm_90a or newer."
+        needed += 128  # barriers
+        if needed > limit.smem_per_block:
+            return f"it needs {needed:,} B of shared memory per block; {self.target} has {limit.smem_per_block:,} B."
+        return ""
+
+    def job(self, config):
+        return tile_pipeline.job(config, self.target)
+
+    def warm_up(self):
+        torch.zeros(1, device="cuda")
+        return {}
+
+    def measure(self, config):
+        shape = (257, 1003) if DIMENSIONS[self.dtype] == 2 else (5, 100, 513)
+        row = experiments.verify(self.dtype, config, shape)
+        if row["status"] == "ok":
+            row |= self._compare({self.dtype: config}, **experiments.QUICK)[0]
+        return row
+
+    def measure_finalists(self, configs):
+        return self._compare({str(config): config for config in configs})[: len(configs)]
+
+    def _compare(self, named, **timing):
+        return experiments.compare_with_torch(self.dtype, named, self.shape, **timing)
+
+    @classmethod
+    def roofline(cls, dtype):
+        return Roofline(
+            intensity_label="bytes in flight per CTA",
+            speed_field="gbps",
+            unit="GB/s",
+            intensity=lambda config: config.smem_bytes(),
+            flat_roofs={"torch's copy": load_ceiling("copy", "gbps")[0]},
+        )
+
+
+@results.experiment("ch10_tile_sweep", experiments.source)
+def measure_sweep():
+    """Sweep the grids of copy, stencil and transpose."""
+    return [
+        row for op in ("copy", "stencil", "transpose") for row in record_rows(grid(op), TileSpace(LARGE, op))
+    ]

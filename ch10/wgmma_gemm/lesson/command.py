@@ -2,7 +2,7 @@
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, predict_us
-from ch10.wgmma_gemm.lesson import experiments, tuning
+from ch10.wgmma_gemm.lesson import experiments, sweep
 from tilelab import cli
 from tilelab.runtime import device
 from tilelab.sweeps import tune
@@ -37,7 +37,7 @@ COMMAND = cli.Command(
     },
     complete=_complete,
     alone={"tune": ()},
-    actions={"tune": lambda options: tune.run(tuning.TUNABLE, options.tune)},
+    actions={"tune": lambda options: tune.run(sweep.WgmmaSpace, options.tune)},
     columns="name config status ms predicted_ms tflops ratio error peer_error registers spills smem HGMMA reason",
     source=experiments.source,
     needs=("has_wgmma", "wgmma_gemm", wgmma_gemm.INSTEAD),

@@ -15,9 +15,8 @@ from ch14.attention.lesson.experiments import (
     source,
     verify,
 )
-from tilelab.records import results
+from tilelab.sweeps.space import Roofline, Space, load_ceiling
 from tilelab.sweeps.sweep import Sweep
-from tilelab.sweeps.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
 
 
 def grid(_: str = "bf16") -> list[AttentionConfig]:
@@ -37,44 +36,53 @@ def grid(_: str = "bf16") -> list[AttentionConfig]:
 
 
 @dataclasses.dataclass(frozen=True)
-class AttentionSpace(TargetSpace):
-    """Configurations at one shape of self-attention in bf16."""
+class AttentionSpace(Space):
+    """Self-attention in bf16 of the shape (batch, heads, length, d)."""
 
-    batch: int
-    heads: int
-    length: int
-    d: int
+    title = "flash attention"
+    shapes = {"4 × 16 × 4096 × 128": (4, 16, 4096, 128), "4 × 32 × 4096 × 64": (4, 32, 4096, 64)}
+    presets = {"the grid": grid, "the ladder": lambda _: list(configs().values())}
+    axes = {
+        "tile": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
+        "stages, kernel": lambda c: str(c).split(",")[3].replace("hopper ", ""),
+        "stages": lambda c: f"{c.num_stages} stages",
+        "kernel": lambda c: c.kernel,
+    }
+    record = "ch14_attention_sweep"
+    peer = "cuDNN"
+
     causal: bool = False
-    compile_for: str | None = None
+
+    def check_shape(self):
+        shape = self.shape
+        if len(shape) != 4 or min(shape) < 1 or shape[3] not in HEAD_DIMS or shape[2] > 2**16:
+            raise ValueError(
+                "a shape is BATCH,HEADS,LENGTH,D with a length up to 65,536 and D 64 or 128; it is "
+                f"{str(shape)[:60]}."
+            )
 
     @property
     def case(self) -> tuple:
-        return self.batch, self.heads, self.heads, self.length, self.length, self.d, self.causal
+        """Return the case as the experiments take it: batch, heads, length and D of Q and of K, and causal."""
+        batch, heads, length, d = self.shape
+        return batch, heads, heads, length, length, d, self.causal
 
-    def label(self, config):
-        return {
-            "name": "sweep",
-            "config": str(config),
-            "kernel": str(config),
-            "shape": [self.batch, self.heads, self.length, self.d],
-            "dtype": "bf16",
-        }
-
-    def source(self):
+    @classmethod
+    def source(cls):
         return source()
 
     def reject(self, config):
         return rejection(config, self.target)
 
     def job(self, config):
-        return job(config, self.target, self.d, self.causal)
+        return job(config, self.target, self.shape[3], self.causal)
 
     def warm_up(self):
         choose_peer(self.case)
         return {}
 
     def measure(self, config):
-        found = verify(config, (1, 2, 2, 515, 515, self.d, self.causal))
+        found = verify(config, (1, 2, 2, 515, 515, self.shape[3], self.causal))
         if found["status"] != "ok":
             return found
         return found | self.measure_finalists([config], rounds=6, warm_s=0)[0]
@@ -83,6 +91,16 @@ class AttentionSpace(TargetSpace):
         candidates = {str(config): prepare_attention(config, self.causal) for config in configs}
         return [row | {"name": "sweep"} for row in compare_with_cudnn(candidates, self.case, **timing)[1:]]
 
+    @classmethod
+    def roofline(cls, dtype):
+        return Roofline(
+            intensity_label="operations per byte of K and V that TMA fetches, FLOP/B",
+            speed_field="tflops",
+            unit="TFLOP/s",
+            intensity=lambda config: config.block_m,
+            flat_roofs={"cuBLAS bf16": load_ceiling("cuBLAS bf16", "tflops")[0]},
+        )
+
 
 @experiment("ch14_attention_sweep")
 def measure_sweep():
@@ -90,42 +108,5 @@ def measure_sweep():
     return [
         row
         for shape in ((4, 32, 4096, 64), (4, 16, 4096, 128))
-        for row in Sweep(grid(), AttentionSpace(*shape)).finish()
+        for row in Sweep(grid(), AttentionSpace(shape)).finish()
     ]
-
-
-def _make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> AttentionSpace:
-    if len(shape) != 4 or min(shape) < 1 or shape[3] not in HEAD_DIMS or shape[2] > 2**16:
-        raise ValueError(
-            "a shape is BATCH,HEADS,LENGTH,D with a length up to 65,536 and D 64 or 128; it is "
-            f"{str(shape)[:60]}."
-        )
-    return AttentionSpace(*shape, compile_for=target)
-
-
-def _make_roofline(_: str) -> Roofline:
-    return Roofline(
-        "operations per byte of K and V that TMA fetches, FLOP/B",
-        "tflops",
-        "TFLOP/s",
-        lambda config: config.block_m,
-        {"cuBLAS bf16": load_ceiling("cuBLAS bf16", "tflops")[0]},
-    )
-
-
-TUNABLE_KERNEL = TunableKernel(
-    name="flash attention",
-    shapes={"4 × 16 × 4096 × 128": (4, 16, 4096, 128), "4 × 32 × 4096 × 64": (4, 32, 4096, 64)},
-    dtypes=("bf16",),
-    presets={"the grid": grid, "the ladder": lambda _: list(configs().values())},
-    axes={
-        "tile": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
-        "stages, kernel": lambda c: str(c).split(",")[3].replace("hopper ", ""),
-        "stages": lambda c: f"{c.num_stages} stages",
-        "kernel": lambda c: c.kernel,
-    },
-    space=_make_space,
-    load_record=lambda: results.load_record("ch14_attention_sweep", source()),
-    roofline=_make_roofline,
-    peer="cuDNN",
-)

@@ -6,7 +6,6 @@ The options are the same as in CUTLASS's example, which the field note uses.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -19,6 +18,7 @@ from ch14.mx_formats import number_formats
 from tilelab import cli
 from tilelab.measure import bench, check
 from tilelab.runtime import build, device, provenance
+from tilelab.runtime.operands import require_one_of
 
 FORMS = {
     ("Float4E2M1FN", "Float8E8M0FNU", 32): "mxfp4",
@@ -33,22 +33,12 @@ FP8 = ("Float8E4M3FN", "Float32", 128)  # DeepSeek's format, which CUTLASS's exa
 FP8_PLAN = ("Float8E4M3FN", "Float8E8M0FNU", 32)  # its tiles and clusters, for the planner
 C_DTYPES = {"Float16": torch.float16, "BFloat16": torch.bfloat16, "Float32": torch.float32}
 PEER = "cuBLAS bf16"
-LARGEST = 1 << 17
-STEP_LOSS = (
-    2.0**-27
-)  # per column of K: tensor cores truncate each sum of 16 products, which costs up to 2^-23
+# Per column of K: tensor cores truncate each sum of 16 products, which costs up to 2^-23.
+STEP_LOSS = 2.0**-27
 
 
-def _numbers(options, name: str, count: int) -> tuple[int, ...]:
-    text = getattr(options, name)
-    parts = text.split(",")
-    if len(parts) != count or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise ValueError(f"--{name} is {text[:60]!r}; it must be {count} whole numbers separated by commas.")
-    return tuple(map(int, parts))
-
-
-def _interpret(options) -> None:
-    """Add c_dtype, choice (of the planner), forms, form, timed and mnkl as numbers; ValueError for impossible ones."""
+def _complete(options: cli.Options) -> None:
+    """Add c_dtype, choice (of the planner), forms, form and timed; ValueError for those that do not fit together."""
     given = options.ab_dtype, options.sf_dtype, options.sf_vec_size
     options.c_dtype = options.c_dtype or ("BFloat16" if given == FP8 else smem_planner.Blackwell().c_dtype)
     if given != FP8 and (options.sf_dtype == FP8[1] or options.sf_vec_size == FP8[2]):
@@ -56,23 +46,22 @@ def _interpret(options) -> None:
             "Float32 scales go over 128 elements of Float8E4M3FN, and no other scales do; these are "
             f"{options.sf_dtype} over {options.sf_vec_size} of {options.ab_dtype}."
         )
-    tile = (_numbers(options, name, 2) for name in ("mma_tiler_mn", "cluster_shape_mn"))
+    planned = FP8_PLAN if given == FP8 else given
     options.choice = smem_planner.Blackwell(
-        *tile, *(FP8_PLAN if given == FP8 else given), c_dtype=options.c_dtype
+        options.mma_tiler_mn, options.cluster_shape_mn, *planned, c_dtype=options.c_dtype
     )
     options.forms = (
         blockscaled.PAIR if given == FP8 else (mx_formats.format_with_kernels(FORMS[given]).name,) * 2
     )
     options.form = options.forms[0]
+    require_one_of("c_dtype of a kernel that runs (smem_planner plans more)", options.c_dtype, C_DTYPES)
     if given == FP8 and options.c_dtype != "BFloat16":
         raise ValueError(f"c_dtype is {options.c_dtype}; with Float32 scales C is BFloat16.")
-    size, (m, n, k, count) = options.sf_vec_size, _numbers(options, "mnkl", 4)
-    if min(m, n, k, count) < 1 or max(m, n, k) > LARGEST or count > 1024 or k % size:
+    if options.mnkl[2] % options.sf_vec_size:
         raise ValueError(
-            f"--mnkl is {m},{n},{k},{count}; M, N and K must be from 1 to {LARGEST:,}, K a multiple of "
-            f"--sf_vec_size ({size}), and L from 1 to 1,024."
+            f"K of --mnkl is {options.mnkl[2]}; it must be a multiple of --sf_vec_size ({options.sf_vec_size})."
         )
-    options.mnkl, options.timed = (m, n, k, count), options.benchmark_mode or options.use_baseline
+    options.timed = options.benchmark_mode or options.use_baseline
     if options.kernel == "naive" and options.use_baseline:
         raise ValueError(
             "--kernel naive is the baseline: a kernel compared with itself shows the noise of the clock, "
@@ -89,7 +78,7 @@ def _interpret(options) -> None:
 # ---- the choice of kernels
 
 
-def _describe_tile(options, config: str) -> str:
+def _describe_tile(options: cli.Options, config: str) -> str:
     """Return a sentence that says why the requested tile does not apply to a kernel of the course."""
     tile, cluster = (
         "{} x {}".format(*pair) for pair in (options.choice.mma_tiler_mn, options.choice.cluster_shape_mn)
@@ -100,7 +89,9 @@ def _describe_tile(options, config: str) -> str:
     )
 
 
-def _choose_dot_scaled(options, kernel: str, target: str) -> tuple[native.NativeConfig, str, str]:
+def _choose_dot_scaled(
+    options: cli.Options, kernel: str, target: str
+) -> tuple[native.NativeConfig, str, str]:
     """Return a configuration, with the requested tile if possible, a sentence about it, and why it cannot run."""
     every = native.configs(options.form, target, kernel).values()
     asked = [
@@ -118,7 +109,7 @@ def _choose_dot_scaled(options, kernel: str, target: str) -> tuple[native.Native
     return config, sentence if asked else _describe_tile(options, f"{config}"), reason
 
 
-def _choose_kernels(options, target: str) -> tuple[list[str], tuple[str, str]]:
+def _choose_kernels(options: cli.Options, target: str) -> tuple[list[str], tuple[str, str]]:
     """Return the kernel, followed by the baseline where one was asked for, and sentences on both choices."""
     kernel = path = blockscaled.choose_path(*options.forms, options.mnkl[:3], target)
     if options.kernel != "best":
@@ -141,7 +132,7 @@ def _choose_kernels(options, target: str) -> tuple[list[str], tuple[str, str]]:
     return kernels, (why, missing and f"{missing} The baseline is {PEER}.")
 
 
-def _jobs(options, kernel: str, target: str) -> tuple[list[build.Job], str]:
+def _jobs(options: cli.Options, kernel: str, target: str) -> tuple[list[build.Job], str]:
     """Return the compilations of a kernel, the one that multiplies last, and a sentence on its tile."""
     mnk, c = options.mnkl[:3], C_DTYPES[options.c_dtype]
     if kernel in ("native", "naive"):
@@ -159,7 +150,7 @@ def _jobs(options, kernel: str, target: str) -> tuple[list[build.Job], str]:
     return jobs, _describe_tile(options, jobs[-1].name)
 
 
-def _describe_rows(options, rows: list[dict], *sentences: str) -> list[dict]:
+def _describe_rows(options: cli.Options, rows: list[dict], *sentences: str) -> list[dict]:
     """Add format, shape and a `note` of the sentences to the rows, and print the note where the output is no JSON."""
     sentences = [each.strip() for each in sentences if each.strip()]
     options.say(*sentences)
@@ -172,7 +163,7 @@ def _describe_rows(options, rows: list[dict], *sentences: str) -> list[dict]:
     return [row | about for row in rows]
 
 
-def _compile(options) -> list[dict]:
+def _compile(options: cli.Options) -> list[dict]:
     """Return a row per compilation, and a row for the plan where the target has tensor memory."""
     target, rows = options.target, []
     kernels, (why, missing) = _choose_kernels(options, target)
@@ -216,7 +207,7 @@ def _compile(options) -> list[dict]:
 # ---- on this GPU
 
 
-def _operands(options, kernels: list[str]) -> dict:
+def _operands(options: cli.Options, kernels: list[str]) -> dict:
     """Return random operands (a, b) for the peer and for each of the kernels."""
     m, n, k, _ = options.mnkl
     x, y = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
@@ -232,7 +223,7 @@ def _operands(options, kernels: list[str]) -> dict:
     return found
 
 
-def _prepare(options, kernel: str, a, b, out: torch.Tensor):
+def _prepare(options: cli.Options, kernel: str, a, b, out: torch.Tensor):
     if kernel == PEER:
         c = torch.empty_like(out, dtype=torch.bfloat16)
         return lambda: torch.mm(a, b, out=c)
@@ -242,7 +233,7 @@ def _prepare(options, kernel: str, a, b, out: torch.Tensor):
     return blockscaled.prepare(a, b, out=out, path=kernel)
 
 
-def _verify(options, kernel: str) -> dict:
+def _verify(options: cli.Options, kernel: str) -> dict:
     """Return {status, reason, error, tolerance} over L products into poisoned memory against float64."""
     m, n, k, count = options.mnkl
     dtype, rows = C_DTYPES[options.c_dtype], []
@@ -258,7 +249,7 @@ def _verify(options, kernel: str) -> dict:
     return worst | ({"config": name} if kernel == "emulated" else {})
 
 
-def _time(options, kernels: list[str]) -> dict[str, dict]:
+def _time(options: cli.Options, kernels: list[str]) -> dict[str, dict]:
     """Return rows by kernel: L products one after the other, interleaved with cuBLAS."""
     (m, n, k, count), dtype = options.mnkl, C_DTYPES[options.c_dtype]
 
@@ -283,12 +274,9 @@ def _time(options, kernels: list[str]) -> dict[str, dict]:
     return {kernel: found[kernel].row() for kernel in kernels}
 
 
-def _measure(options) -> list[dict]:
-    instead = (
-        "compile it with --target sm_90a"
-        if options.forms == blockscaled.PAIR
-        else ("compile and plan it with --target sm_100a")
-    )
+def _measure(options: cli.Options) -> list[dict] | int:
+    is_fp8 = options.forms == blockscaled.PAIR
+    instead = "compile it with --target sm_90a" if is_fp8 else "compile and plan it with --target sm_100a"
     device.require("has_tma", "running a block-scaled GEMM", f"{instead}, or read the records in results/")
     target = device.current().target
     kernels, (why, missing) = _choose_kernels(options, target)
@@ -306,11 +294,20 @@ def _measure(options) -> list[dict]:
     return _describe_rows(options, found, options.choice.remark, why, jobs[kernels[0]][1], missing)
 
 
+# ---- the table
+
 USUAL = smem_planner.Blackwell()
 
 
-def _choose(values: Iterable, usual: Any, default: Any = None) -> cli.Option:
-    return cli.choice(values, default, f"{', '.join(map(str, values))} (default {usual})")
+def _option(name: str, choices: Iterable) -> cli.Option:
+    """Return an option of the planner, which checks the value."""
+    usual = getattr(USUAL, name)
+    return cli.Option(
+        f"{', '.join(map(str, choices))} (default {usual})",
+        default=usual,
+        type=type(usual),
+        metavar=name.upper(),
+    )
 
 
 COMMAND = cli.Command(
@@ -319,29 +316,28 @@ COMMAND = cli.Command(
     "--target compile it and plan its stages, without a GPU. The options are named as in CUTLASS's example for "
     "Blackwell.",
     options={
-        "mnkl": cli.Option(
-            "C (M, N) = A (M, K) B (K, N), L times (default 8192,8192,1024,1)",
-            default="8192,8192,1024,1",
-            metavar="M,N,K,L",
+        "mnkl": cli.sizes(
+            "M,N,K,L",
+            (8192, 8192, 1024, 1),
+            "C (M, N) = A (M, K) B (K, N), L times",
+            1 << 17,
+            lambda m, n, k, count: "L up to 1,024" if count > 1024 else "",
         ),
-        **{
-            name: cli.Option(f"for tcgen05 (default {usual})", default=usual, metavar="M,N")
-            for name in ("mma_tiler_mn", "cluster_shape_mn")
-            for usual in [",".join(map(str, getattr(USUAL, name)))]
-        },
-        "ab_dtype": _choose(smem_planner.FORMATS, USUAL.ab_dtype, USUAL.ab_dtype),
-        "c_dtype": _choose(C_DTYPES, USUAL.c_dtype),  # `_interpret` chooses it by the scales
-        "sf_vec_size": _choose((16, 32, 128), USUAL.sf_vec_size, USUAL.sf_vec_size),
-        "sf_dtype": _choose(("Float8E8M0FNU", "Float8E4M3FN", "Float32"), USUAL.sf_dtype, USUAL.sf_dtype),
+        "mma_tiler_mn": cli.sizes("M,N", USUAL.mma_tiler_mn, "for tcgen05"),
+        "cluster_shape_mn": cli.sizes("M,N", USUAL.cluster_shape_mn, "for tcgen05"),
+        "ab_dtype": _option("ab_dtype", smem_planner.FORMATS),
+        "c_dtype": cli.Option(f"{', '.join(C_DTYPES)} (default by the scales)", metavar="C_DTYPE"),
+        "sf_vec_size": _option("sf_vec_size", (16, 32, 128)),
+        "sf_dtype": _option("sf_dtype", ("Float8E8M0FNU", "Float8E4M3FN", "Float32")),
         "kernel": cli.choice(
             ("best", "native", "emulated", "naive"), "best", "best (default): by formats and GPU"
         ),
         "use_baseline": cli.flag("time naive dot_scaled beside it, where that exists"),
         "skip_ref_check": cli.flag("do not compare with float64"),
         "benchmark_mode": cli.flag(f"time it against {PEER}"),
-        "target": cli.choice(device.TARGETS[1:], None, "compile and plan only, for this target"),
+        "target": cli.choice(device.TARGETS[1:], help="compile and plan only, for this target"),
     },
-    complete=_interpret,
+    complete=_complete,
     columns="name config status error tolerance ms tflops peer_ms ratio ab_stages c_stages instruction count "
     "block_scale tma_load registers smem tmem reason",
     source=lambda: provenance.source_hash(blockscaled, *FP8_SOURCES, *EMULATED_SOURCES),

@@ -1,9 +1,8 @@
-"""The sweep of `ch14.descriptors` over a grid of configurations, and its entry in the sweep panel."""
+"""The sweep of `ch14.descriptors` over a grid of configurations, and what the panel shows of it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 
@@ -11,77 +10,12 @@ from ch14.descriptors.configs import OPS, TileConfig, configs
 from ch14.descriptors.kernels import job
 from ch14.descriptors.lesson.experiments import LARGE, SHAPES, source, time_against_torch, verify
 from tilelab.records import results
-from tilelab.sweeps.sweep import Sweep
-from tilelab.sweeps.tunable import Roofline, TargetSpace, TunableKernel, load_ceiling
+from tilelab.sweeps.space import Roofline, Space, load_ceiling
+from tilelab.sweeps.sweep import record_rows
 
-QUICK = {
-    "rounds": 6,
-    "warm_s": 0,
-    "burst_ms": 2,
-}  # enough to find the fastest few, which are then timed again
-KEPT = (
-    "name",
-    "config",
-    "kernel",
-    "shape",
-    "dtype",
-    "status",
-    "reason",
-    "ms",
-    "peer_ms",
-    "ratio",
-    "gbps",
-    "registers",
-    "smem",
-    "final_ms",
-    "final_ratio",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class DescriptorSpace(TargetSpace):
-    """Configurations of `op` for bf16 matrices (rows, columns)."""
-
-    op: str
-    rows: int
-    columns: int
-    compile_for: str | None = None
-
-    def label(self, config):
-        return {
-            "name": getattr(config, "way", "course"),
-            "config": str(config),
-            "kernel": str(config),
-            "shape": [self.rows, self.columns],
-            "dtype": self.op,
-        }
-
-    def source(self):
-        return source()
-
-    def reject(self, config):
-        return config.rejection(self.target)
-
-    def job(self, config):
-        return job(config, self.target, self.op)
-
-    def warm_up(self):
-        torch.zeros(1, device="cuda")
-        return {}
-
-    def measure(self, config):
-        verdict = verify(self.op, config, 257, self.columns, n=257 if self.op == "gather" else None)
-        return verdict | self._time([config], **QUICK)[0] if verdict["status"] == "ok" else verdict
-
-    def measure_finalists(self, chosen):
-        return self._time(chosen)
-
-    def _time(self, chosen, **timing):
-        rows = time_against_torch(
-            self.op, {str(config): config for config in chosen}, self.rows, self.columns, **timing
-        )
-        kept = ("status", "reason", "ms", "peer", "peer_ms", "ratio", "gbps")
-        return [{key: row[key] for key in kept if key in row} for row in rows]
+# Enough to find the fastest few, which are then timed again.
+QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}
+TIMED = ("status", "reason", "ms", "peer", "peer_ms", "ratio", "gbps")
 
 
 def grid(op: str) -> list[TileConfig]:
@@ -138,14 +72,92 @@ def grid(op: str) -> list[TileConfig]:
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class DescriptorSpace(Space):
+    """Configurations of the operation `dtype` ("copy", "gather", ...) for bf16 matrices (rows, columns)."""
+
+    title = "descriptors"
+    shapes = {
+        "512 MiB per array": LARGE,
+        "512 MiB, rows of 16 KiB": SHAPES["gather"][0],
+        "512 MiB, rows of 512 B": SHAPES["gather"][1],
+        "32 MiB per array": (4096, 4096),
+    }
+    dtypes = OPS
+    presets = {"the course's": lambda op: list(configs(op).values()), "the grid": grid}
+    axes = {
+        "tile": lambda c: " × ".join(map(str, c.block)),
+        "way": lambda c: f"{c.way}, {c.num_warps} warp{'s' * (c.num_warps > 1)}",
+        "loop": lambda c: (
+            f"{c.tiles_per_cta} tile{'s' * (c.tiles_per_cta > 1)} per CTA"
+            if c.tiles_per_cta
+            else f"{c.ctas_per_sm} CTAs per SM"
+        ),
+        "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}",
+    }
+    record = "ch14_descriptors_sweep"
+    peer = "torch"
+
+    def check_shape(self):
+        if len(self.shape) != 2 or min(self.shape) < 1 or self.shape[1] % 8:
+            raise ValueError(f"a shape is ROWS,COLUMNS, columns a multiple of 8; it is {self.shape}.")
+
+    @property
+    def operation(self) -> str:
+        """Return the operation; the engine selects rows by `dtype`, under which this space keeps it."""
+        return self.dtype
+
+    def label(self, config):
+        return super().label(config) | {"name": getattr(config, "way", "course")}
+
+    @classmethod
+    def source(cls):
+        return source()
+
+    def reject(self, config):
+        return config.rejection(self.target)
+
+    def job(self, config):
+        return job(config, self.target, self.operation)
+
+    def warm_up(self):
+        torch.zeros(1, device="cuda")
+        return {}
+
+    def measure(self, config):
+        op, columns = self.operation, self.shape[1]
+        verdict = verify(op, config, 257, columns, n=257 if op == "gather" else None)
+        return verdict | self._time([config], **QUICK)[0] if verdict["status"] == "ok" else verdict
+
+    def measure_finalists(self, chosen):
+        return self._time(chosen)
+
+    def _time(self, chosen, **timing):
+        named = {str(config): config for config in chosen}
+        rows = time_against_torch(self.operation, named, *self.shape, **timing)
+        return [{key: row[key] for key in TIMED if key in row} for row in rows]
+
+    @staticmethod
+    def count_bytes(config) -> int:
+        """Return the bytes of a tile, by which the roofline orders configurations."""
+        return 2 * config.elements
+
+    @classmethod
+    def roofline(cls, dtype):
+        return Roofline(
+            intensity_label="bytes per tile",
+            speed_field="gbps",
+            unit="GB/s",
+            intensity=cls.count_bytes,
+            flat_roofs={"torch's copy": load_ceiling("copy", "gbps")[0]},
+        )
+
+
 @results.experiment("ch14_descriptors_sweep", source)
 def measure_sweep():
     """Measure the grid of every operation, at each of its shapes, through the engine."""
     return [
-        {key: row[key] for key in KEPT if key in row}
-        for op in OPS
-        for shape in SHAPES[op]
-        for row in Sweep(grid(op), DescriptorSpace(op, *shape)).finish()
+        row for op in OPS for shape in SHAPES[op] for row in record_rows(grid(op), DescriptorSpace(shape, op))
     ]
 
 
@@ -167,44 +179,3 @@ def summarise(rows: list[dict]) -> list[dict]:
         }
         for (op, shape, way), ok in sorted(groups.items())
     ]
-
-
-def check_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the shape of bf16 matrices that descriptors take; ValueError for another."""
-    if len(shape) != 2 or min(shape) < 1 or shape[1] % 8:
-        raise ValueError(f"a shape is ROWS,COLUMNS, columns a multiple of 8; it is {shape}.")
-    return shape
-
-
-def make_roofline(tile_bytes: Callable) -> Callable[[str], Roofline]:
-    """Return a function that gives the axes of a copy's plot, with torch's copy as its roof."""
-    return lambda _: Roofline(
-        "bytes per tile", "gbps", "GB/s", tile_bytes, {"torch's copy": load_ceiling("copy", "gbps")[0]}
-    )
-
-
-TUNABLE_KERNEL = TunableKernel(
-    name="descriptors",
-    shapes={
-        "512 MiB per array": LARGE,
-        "512 MiB, rows of 16 KiB": SHAPES["gather"][0],
-        "512 MiB, rows of 512 B": SHAPES["gather"][1],
-        "32 MiB per array": (4096, 4096),
-    },
-    dtypes=OPS,
-    presets={"the course's": lambda op: list(configs(op).values()), "the grid": grid},
-    axes={
-        "tile": lambda c: " × ".join(map(str, c.block)),
-        "way": lambda c: f"{c.way}, {c.num_warps} warp{'s' * (c.num_warps > 1)}",
-        "loop": lambda c: (
-            f"{c.tiles_per_cta} tile{'s' * (c.tiles_per_cta > 1)} per CTA"
-            if c.tiles_per_cta
-            else f"{c.ctas_per_sm} CTAs per SM"
-        ),
-        "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}",
-    },
-    space=lambda shape, op, target: DescriptorSpace(op, *check_shape(shape), target),
-    load_record=lambda: results.load_record("ch14_descriptors_sweep", source()),
-    roofline=make_roofline(lambda config: 2 * config.elements),
-    peer="torch",
-)

@@ -6,11 +6,10 @@ import dataclasses
 
 from ch14.descriptors.lesson import tile_copy
 from ch14.descriptors.lesson.experiments import LARGE, time_against_torch, verify
-from ch14.descriptors.lesson.sweep import DescriptorSpace, check_shape, make_roofline
+from ch14.descriptors.lesson.sweep import DescriptorSpace
 from ch14.descriptors.lesson.tile_copy import SETS
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
-from tilelab.sweeps.tunable import TunableKernel
 
 
 def source() -> str:
@@ -21,10 +20,8 @@ def source() -> str:
 @results.experiment("ch14_gemm_copy", source)
 def measure_copies() -> list[dict]:
     """Measure the field note's copy configurations and the course's, with 1 GiB moved, against torch's copy_."""
-    space, chosen = (
-        CopySpace("copy", *LARGE),
-        {str(config): config for tiles in SETS.values() for config in tiles},
-    )
+    space = CopySpace(LARGE)
+    chosen = {str(config): config for tiles in SETS.values() for config in tiles}
     build.compile_ahead(map(space.job, chosen.values()))
     timings = dict(zip(chosen, time_against_torch("copy", chosen, *LARGE)))
     return [
@@ -38,10 +35,23 @@ def measure_copies() -> list[dict]:
 class CopySpace(DescriptorSpace):
     """Configurations of `tile_copy` at one shape."""
 
-    def label(self, config):
-        return super().label(config) | {"dtype": "bf16"}
+    title = "TMA copy"
+    shapes = {"1 GiB moved": LARGE, "64 MiB moved": (4096, 4096)}
+    dtypes = ("bf16",)
+    presets = {
+        "the field note's current 5": lambda _: SETS["conservative"],
+        "the field note's proposed 5": lambda _: SETS["proposed"],
+        "the course's 4": lambda _: SETS["course"],
+    }
+    axes = {
+        "tile": lambda c: f"{c.block_m}×{c.block_n}",
+        "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}",
+    }
+    record = "ch14_gemm_copy"
+    operation = "copy"
 
-    def source(self):
+    @classmethod
+    def source(cls):
         return source()
 
     def reject(self, config):
@@ -61,22 +71,6 @@ class CopySpace(DescriptorSpace):
             name=str(config),
         )
 
-
-TUNABLE_KERNEL = TunableKernel(
-    name="TMA copy",
-    shapes={"1 GiB moved": LARGE, "64 MiB moved": (4096, 4096)},
-    dtypes=("bf16",),
-    presets={
-        "the field note's current 5": lambda _: SETS["conservative"],
-        "the field note's proposed 5": lambda _: SETS["proposed"],
-        "the course's 4": lambda _: SETS["course"],
-    },
-    axes={
-        "tile": lambda c: f"{c.block_m}×{c.block_n}",
-        "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}",
-    },
-    space=lambda shape, dtype, target: CopySpace("copy", *check_shape(shape), target),
-    load_record=lambda: results.load_record("ch14_gemm_copy", source()),
-    roofline=make_roofline(lambda config: 2 * config.block_m * config.block_n),
-    peer="torch",
-)
+    @staticmethod
+    def count_bytes(config) -> int:
+        return 2 * config.block_m * config.block_n

@@ -2,7 +2,7 @@
 
 from ch14 import fp8_gemm
 from ch14.fp8_gemm.configs import BLOCK
-from ch14.fp8_gemm.lesson import experiments, impacts, isolated, profile, tuning, verification
+from ch14.fp8_gemm.lesson import experiments, impacts, isolated, profile, sweep, verification
 from tilelab import cli
 from tilelab.runtime import device, provenance
 from tilelab.sweeps import tune
@@ -49,7 +49,7 @@ COMMAND = cli.Command(
     },
     complete=lambda options: setattr(options, "target", "sm_90a" if options.compile else None),
     alone={"tune": (), "mode": ()},
-    actions={"tune": lambda options: tune.run(tuning.TUNABLE, options.tune), "mode": _show_mode},
+    actions={"tune": lambda options: tune.run(sweep.Fp8Space, options.tune), "mode": _show_mode},
     columns="name config status ms peer_ms tflops ratio error registers spills smem QGMMA reason",
     source=lambda: provenance.source_hash(*experiments.FP8_SOURCES),
     needs=("has_wgmma", "fp8_gemm", fp8_gemm.INSTEAD),

@@ -7,8 +7,8 @@ from tqdm import tqdm
 from ch14.descriptors.lesson import tile_copy_experiments
 from ch14.gemm import find_best
 from ch14.gemm.configs import ITEMSIZE, SETS, configs, parse, rank_configs, rejection
-from ch14.gemm.lesson import experiments, tuning
-from ch14.gemm.lesson.sweep import grid, make_space
+from ch14.gemm.lesson import experiments
+from ch14.gemm.lesson.sweep import GemmSpace, grid, measure_claim
 from tilelab import cli
 from tilelab.records import results
 from tilelab.runtime import device
@@ -38,7 +38,7 @@ def _measure_copies(options: cli.Options) -> results.Record:
 
 
 def _show_claim(options: cli.Options) -> results.Record:
-    record = experiments.measure_claim()
+    record = measure_claim()
     rows = [
         experiments.add_bandwidth(row, record.device["name"])
         for row in sorted(record.rows, key=lambda row: row["shape"])
@@ -68,13 +68,13 @@ def _choose_configs(options: cli.Options) -> list:
 
 def _run_sweep(options: cli.Options) -> list[dict]:
     """Measure what was asked for; print a row as each finishes, with a progress bar on stderr beside a sweep."""
-    space = make_space(options.mnk, options.dtype, options.target)
+    space = GemmSpace(options.mnk, options.dtype, options.target)
     if not options.target:
         device.require("has_tma", "timing the GEMM", "compile it with --target sm_100a")
     chosen = _choose_configs(options)
     if not chosen:
         raise device.Unsupported(rejection(next(iter(configs().values())), options.target, options.dtype))
-    which = "sweep" if options.sweep else options.config if "," not in options.config else "tile"
+    which = "sweep" if options.sweep else options.config if options.config in (*SETS, "best") else "tile"
     space = dataclasses.replace(space, layout=options.layout, which=which, careful=not options.sweep)
     sweep = Sweep(chosen, space, journal=options.journal)
     # `disable=None` leaves the bar out where stderr is no terminal.
@@ -94,9 +94,9 @@ def _run_sweep(options: cli.Options) -> list[dict]:
 
 def format_row(row: dict) -> str:
     """Return the line of a configuration that was measured or compiled."""
-    start = f"{row['kernel']:34} {row['status']:8} "
+    start = f"{row['kernel']:60} {row['status']:8} "
     if "final_ms" in row:
-        again = f"{row['kernel']:34} {'again':8} {row['final_ms'] * 1e3:9.1f} us"
+        again = f"{row['kernel']:60} {'again':8} {row['final_ms'] * 1e3:9.1f} us"
         return f"{again} {'':14} {row['final_ratio']:6.3f} x cuBLAS   interleaved with the other finalists"
     if row.get("ms"):
         more = experiments.add_bandwidth(row, device.current().name)
@@ -128,9 +128,10 @@ COMMAND = cli.Command(
         "dtype": cli.choice(ITEMSIZE, "bf16"),
         "layout": cli.choice(("k", "n"), "k", "B as weight.T (k, default) or by rows (n)"),
         "config": cli.Option(
-            f"a set ({', '.join(SETS)}), best (default), a configuration's name, or one tile",
+            f"a set ({', '.join(SETS)}), best (default), a configuration's name, or a tile such as "
+            "'128x256x64, 8 warps, 4 stages'",
             default="best",
-            metavar="SET|best|NAME|BM,BN,BK,WARPS,STAGES",
+            metavar="SET|best|NAME|TILE",
         ),
         "sweep": cli.flag("try a grid of 96 configurations, best predicted first"),
         "target": cli.target(),
@@ -145,7 +146,7 @@ COMMAND = cli.Command(
     complete=_complete,
     alone={"copy": ("json",), "claim": ("json",), "tune": ()},
     actions={
-        "tune": lambda options: tune.run(tuning.TUNABLE, options.tune),
+        "tune": lambda options: tune.run(GemmSpace, options.tune),
         "copy": _measure_copies,
         "claim": _show_claim,
     },

@@ -5,7 +5,6 @@ Each experiment returns a results.Record: measured now on a GPU with TMA, else t
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable
 
@@ -28,26 +27,17 @@ from ch14.gemm.configs import (
 from tilelab.measure import bench, check, llm_shapes
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance, tuned
-from tilelab.sweeps.sweep import Sweep
-from tilelab.sweeps.tunable import TargetSpace
 
 SQUARES = (2048, 4096, 8192)
 SMALL_SQUARES = (256, 512, 1024)
 LLM_M = (64, 512, 4096, 8192)
 LLM_NK = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 RAGGED = ((1000, 1000, 1000), (333, 520, 136), (1, 4096, 4096), (4097, 4104, 4112))
-RAGGED_FP8 = (
-    (1000, 1008, 1008),
-    (333, 528, 144),
-    (1, 4096, 4096),
-    (4097, 4112, 4112),
-)  # rows of whole 16 bytes
+# For fp8, whose rows are whole 16 bytes as well.
+RAGGED_FP8 = ((1000, 1008, 1008), (333, 528, 144), (1, 4096, 4096), (4097, 4112, 4112))
 LAYER_TIMING = {"rounds": 8, "warm_s": 0.02, "burst_ms": 1.5}
-QUICK = {
-    "rounds": 6,
-    "warm_s": 0,
-    "burst_ms": 2,
-}  # enough to find the fastest few, which are then timed again
+MEASURED = (kernels, GemmConfig, configs, _course, rejection, rank_configs, predict_us, Rates)
+QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}  # to find the fastest few, which are then timed again
 
 
 def make_inputs(m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> tuple:
@@ -94,7 +84,7 @@ def measure(config, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "
     row = {key: verdict.get(key) for key in ("status", "reason", "error", "peer_error")}
     if row["status"] != "ok":
         return row
-    timed = _time_against_cublas([config], m, n, k, dtype, layout, **timing)[0]
+    timed = time_against_cublas([config], m, n, k, dtype, layout, **timing)[0]
     return row | timed | {"peak_mib": _measure_peak_mib(config, m, n, k, dtype, layout)}
 
 
@@ -107,7 +97,7 @@ def _measure_peak_mib(config, m: int, n: int, k: int, dtype: str, layout: str) -
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def _time_against_cublas(
+def time_against_cublas(
     chosen: list, m: int, n: int, k: int, dtype: str, layout: str, **timing
 ) -> list[dict]:
     """Time configurations and cuBLAS interleaved; return the fields of bench.Timing.row for each configuration."""
@@ -171,66 +161,7 @@ def add_bandwidth(row: dict, gpu: str) -> dict:
 
 def source() -> str:
     """Return the hash of what the experiments measure: the kernels, and the configurations with their choice."""
-    return provenance.source_hash(
-        kernels, GemmConfig, configs, _course, rejection, rank_configs, predict_us, Rates
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class GemmSpace(TargetSpace):
-    """Configurations at one shape.
-
-    `careful` times each configuration with bench.compare's default rounds; otherwise QUICK is used.
-    """
-
-    m: int
-    n: int
-    k: int
-    dtype: str = "bf16"
-    layout: str = "k"
-    compile_for: str | None = None
-    which: str = ""
-    careful: bool = False
-
-    @property
-    def sms(self) -> int:
-        """The SMs of the GPU here when it is the target, else of the first known GPU of the target."""
-        gpus = (device.current(), *device.KNOWN.values())
-        return next((gpu.sms for gpu in gpus if gpu.target == self.target and gpu.sms), 132)
-
-    @property
-    def case(self) -> tuple:
-        """Shape, dtype and layout, as this module's functions take them."""
-        return self.m, self.n, self.k, self.dtype, self.layout
-
-    def label(self, config):
-        return label(config, *self.case, self.which)
-
-    def source(self):
-        return source()
-
-    def reject(self, config):
-        return rejection(config, self.target, self.dtype)
-
-    def job(self, config):
-        return job(
-            config, self.target, self.dtype, self.layout == "k", self.sms, self.case[:3], self.dtype == "fp8"
-        )
-
-    def predicted_ms(self, config):
-        if not device.target_limits(self.target).has_wgmma:  # the model's rates are of Hopper's instruction
-            return None
-        return predict_us(config, *self.case[:4], self.sms) / 1e3
-
-    def warm_up(self):
-        prepare_cublas(*make_inputs(*self.case))()
-        return {}
-
-    def measure(self, config):
-        return measure(config, *self.case, **({} if self.careful else QUICK))
-
-    def measure_finalists(self, chosen):
-        return _time_against_cublas(chosen, *self.case)
+    return provenance.source_hash(*MEASURED)
 
 
 def compile_ahead(cases: Iterable[tuple]) -> None:
@@ -238,7 +169,11 @@ def compile_ahead(cases: Iterable[tuple]) -> None:
 
     Cases whose sizes Triton specialises alike share one job.
     """
-    jobs = [GemmSpace(*case).job(config) for config, *case in cases]
+    here = device.current()
+    jobs = [
+        job(config, here.target, dtype, layout == "k", here.sms, (m, n, k), dtype == "fp8")
+        for config, m, n, k, dtype, layout in cases
+    ]
     build.compile_ahead({repr(job): job for job in jobs}.values())
 
 
@@ -255,7 +190,7 @@ def measure_best(cases: Iterable[tuple]) -> list[dict]:
     ]
 
 
-_experiment = functools.partial(results.experiment, source=source)
+experiment = functools.partial(results.experiment, source=source)
 
 
 def check_correctness() -> list[dict]:
@@ -288,32 +223,20 @@ def check_correctness() -> list[dict]:
     return [verify(*case) | label(*case) for case in cases]
 
 
-@_experiment("ch14_gemm_square")
+@experiment("ch14_gemm_square")
 def measure_squares():
     """Measure the best configuration in bf16 at 2048, 4096 and 8192 cubed, with B stored either way."""
     return measure_best((s, s, s, "bf16", layout) for layout in "kn" for s in SQUARES)
 
 
-@_experiment("ch14_gemm_llm")
+@experiment("ch14_gemm_llm")
 def measure_llm():
     """Measure bf16 at the shapes of a decoder of 7 to 8 billion parameters: M tokens, weight (N, K), B = weight.T."""
     return measure_best((m, n, k, "bf16", "k") for m in LLM_M for n, k in LLM_NK)
 
 
 @results.experiment(
-    "ch14_gemm_layers",
-    lambda: provenance.source_hash(
-        kernels,
-        GemmConfig,
-        configs,
-        _course,
-        rejection,
-        rank_configs,
-        predict_us,
-        Rates,
-        llm_shapes.list_products,
-        tuned.find,
-    ),
+    "ch14_gemm_layers", lambda: provenance.source_hash(*MEASURED, llm_shapes.list_products, tuned.find)
 )
 def measure_layers():
     """Time the tuned configuration and the model's beside cuBLAS, interleaved, for the layers of six models.
@@ -355,37 +278,19 @@ def measure_layers():
     return rows
 
 
-@_experiment("ch14_gemm_ragged")
+@experiment("ch14_gemm_ragged")
 def measure_ragged():
     """Measure bf16 at sizes that no tile divides."""
     return measure_best((*shape, "bf16", layout) for layout in "kn" for shape in RAGGED)
 
 
-@_experiment("ch14_gemm_fp8")
+@experiment("ch14_gemm_fp8")
 def measure_fp8():
     """Measure e4m3 with one scale per tensor, against cuBLASLt with fast accumulation."""
     return measure_best((s, s, s, "fp8", "k") for s in SQUARES)
 
 
-@_experiment("ch14_gemm_claim")
-def measure_claim():
-    """Measure the field note's two sets, and the course's best, at its three sizes and three smaller ones.
-
-    B is stored row by row, as in the note. `factor` divides the time of the fastest conservative configuration at the
-    same size by the row's time.
-    """
-    sets = [(which, config) for which in ("conservative", "proposed") for config in configs(which).values()]
-    rows = []
-    squares = (*SQUARES, *SMALL_SQUARES)
-    for s, course in zip(squares, measure_best((s, s, s, "bf16", "n") for s in squares)):
-        sweep = Sweep([config for _, config in sets], GemmSpace(s, s, s, layout="n", careful=True))
-        of_size = [*(row | {"name": which} for (which, _), row in zip(sets, sweep.finish())), course]
-        slow = min(row["ms"] for row in of_size if row["name"] == "conservative" and row["status"] == "ok")
-        rows += [row | ({"factor": slow / row["ms"]} if row.get("ms") else {}) for row in of_size]
-    return rows
-
-
-@_experiment("ch14_gemm_latency")
+@experiment("ch14_gemm_latency")
 def measure_latency():
     """Measure one call from end to end, launch and completion, at 512 cubed: microseconds in `us`."""
     a, b, out, *_ = make_inputs(512, 512, 512)

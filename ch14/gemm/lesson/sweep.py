@@ -1,18 +1,23 @@
-"""The sweep of `ch14.gemm` over a grid of 96 configurations, and its entry in the sweep panel."""
+"""The sweep of `ch14.gemm`: the configurations that are swept and tuned, and what the panel shows of them."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import os
 
-from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, configs
-from ch14.gemm.lesson import experiments, tuning
-from ch14.gemm.lesson.experiments import SQUARES, GemmSpace
+from ch14 import gemm
+from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, configs, job, predict_us, rejection
+from ch14.gemm.lesson import experiments
+from ch14.gemm.lesson.experiments import SQUARES
 from tilelab.records import results
+from tilelab.runtime import device
+from tilelab.sweeps.space import Roofline, Space, load_ceiling
 from tilelab.sweeps.sweep import Sweep
-from tilelab.sweeps.tunable import Roofline, TunableKernel, load_ceiling
 
 GRID_TILES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 192), (128, 256), (256, 128))
+MOST_STAGES = 8
 
 
 def grid(dtype: str = "bf16") -> list[GemmConfig]:
@@ -23,7 +28,7 @@ def grid(dtype: str = "bf16") -> list[GemmConfig]:
     ]
 
 
-def search_space(dtype: str = "bf16") -> list[GemmConfig]:
+def swept_configs(dtype: str = "bf16") -> list[GemmConfig]:
     """Return `grid`, the course's set, and 12 variants of its tiles with two programs per SM."""
     pairs = [
         GemmConfig(
@@ -38,75 +43,114 @@ def search_space(dtype: str = "bf16") -> list[GemmConfig]:
     )
 
 
-@results.experiment("ch14_gemm_sweep", experiments.source)
-def measure_sweep():
-    """Measure every configuration of `search_space` at 2048, 4096 and 8192 cubed, or in a test at 4096 only."""
-    sizes = SQUARES[1:2] if os.environ.get("TILES_QUICK") else SQUARES
-    return [row for s in sizes for row in Sweep(search_space(), GemmSpace(s, s, s)).finish()]
+def _with_most_stages(*tile, num_warps: int, kernel: str = "persistent", **options) -> GemmConfig | None:
+    """Return the configuration with as many stages as fit into Hopper's shared memory, or None if two do not fit."""
+    for stages in range(MOST_STAGES, 1, -1):
+        config = GemmConfig(*tile, num_warps, stages, kernel=kernel, pdl=True, **options)
+        if not rejection(config, "sm_90a", "bf16"):
+            return config
+    return None
 
 
-def make_space(shape: tuple[int, ...], dtype: str, target: str | None) -> GemmSpace:
-    """Return the Space of a shape M,N,K; ValueError for another shape."""
-    if len(shape) != 3 or not 1 <= min(shape) <= max(shape) < 2**31:
-        raise ValueError(
-            f"a shape is M,N,K, each at least 1 and below 2,147,483,648; it is {str(shape)[:60]}."
-        )
-    return GemmSpace(*shape, dtype, compile_for=target)
+@functools.cache
+def tuned_configs() -> tuple[GemmConfig, ...]:
+    """Return all configurations that the tuner knows, for any shape."""
+    found: list[GemmConfig | None] = list(configs("course").values())
+    for block_m, block_n, block_k in itertools.product((16, 32), (32, 64, 128), (128, 256)):
+        found.append(_with_most_stages(block_m, block_n, block_k, num_warps=4))
+    for block_n, block_k, programs in itertools.product((16, 32, 64, 128), (64, 128), (1, 2)):
+        found.append(_with_most_stages(64, block_n, block_k, num_warps=4, programs_per_sm=programs))
+    for block_n, programs, group_m in itertools.product((32, 64, 128), (1, 2), (4, 16)):
+        found += [
+            _with_most_stages(
+                128,
+                block_n,
+                64,
+                num_warps=warps,
+                programs_per_sm=programs,
+                group_m=group_m,
+                epilogue_subtile=4 if block_n == 128 and programs == 2 else 1 + (block_n == 128),
+            )
+            for warps in (4, 8)
+        ]
+    for block_n, group_m in itertools.product((192, 256), (4, 8, 16)):
+        found += [
+            _with_most_stages(128, block_n, 64, num_warps=warps, epilogue_subtile=2, group_m=group_m)
+            for warps in (4, 8)
+        ]
+    for block_n, group_m in itertools.product((64, 128), (4, 16)):
+        found.append(_with_most_stages(256, block_n, 64, num_warps=8, epilogue_subtile=2, group_m=group_m))
+    found.append(_with_most_stages(64, 256, 64, num_warps=4, epilogue_subtile=2))
+    for (block_n, parts), block_m in itertools.product(((80, 4), (96, 2), (160, 4)), (64, 128)):
+        found += [
+            _with_most_stages(block_m, block_n, block_k, num_warps=warps, epilogue_subtile=parts)
+            for block_k, warps in (((64, 4), (64, 8)) if block_m == 128 else ((64, 4), (128, 4)))
+        ]
+    for block_n, parts in ((80, 4), (96, 2), (160, 4), (192, 2)):
+        found += [
+            _with_most_stages(256, block_n, 64, num_warps=8, epilogue_subtile=parts, group_m=group_m)
+            for group_m in (4, 16)
+        ]
+    found += [
+        _with_most_stages(128, 320, 64, num_warps=8, epilogue_subtile=4, group_m=group_m)
+        for group_m in (4, 16)
+    ]
+    found += [
+        _with_most_stages(64, block_n, block_k, num_warps=4, epilogue_subtile=parts)
+        for (block_n, parts), block_k in itertools.product(((192, 2), (320, 4)), (64, 128))
+    ]
+    for splits in (2, 3, 4, 5, 6, 8):
+        split = functools.partial(_with_most_stages, kernel="split", splits=splits)
+        found += [
+            split(16, 64, 256, num_warps=4),
+            split(32, 64, 128, num_warps=4),
+            split(64, 64, 128, num_warps=4),
+            split(64, 128, 64, num_warps=4),
+            split(64, 128, 128, num_warps=4),
+            split(64, 256, 64, num_warps=4),
+            split(128, 128, 64, num_warps=8),
+            split(128, 256, 64, num_warps=8),
+        ]
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
-def _load_record() -> results.Record:
-    """Return the record of the sweep, with the field note's sets from the record of its claim added."""
-    source = experiments.source()
-    swept = results.load_record("ch14_gemm_sweep", source)
-    try:
-        claim = results.load_record("ch14_gemm_claim", source)
-    except FileNotFoundError:
-        return swept
-    if claim.device["name"] != swept.device["name"]:
-        return swept
-    note = "B is stored row by row, as in the field note"
-    sets = [{**row, "note": note} for row in claim.rows if row.get("name") in ("conservative", "proposed")]
-    known = {(row.get("kernel"), str(row.get("shape"))) for row in swept.rows}
-    added = [row for row in sets if (row.get("kernel"), str(row.get("shape"))) not in known]
-    return results.Record(
-        {**swept.data, "rows": swept.rows + added}, live=False, stale=swept.stale or claim.stale
-    )
+def suits(config: GemmConfig, m: int, n: int, k: int, sms: int) -> bool:
+    """Return whether a configuration is worth trying for C (m, n) with inner extent k."""
+    if config.kernel == "split":
+        tiles = config.tiles(m, n)
+        if tiles > 1.5 * sms or tiles * config.splits > 4 * sms or k < 3 * config.splits * config.block_k:
+            return False
+    if config.block_m < 64:
+        return m <= 4 * config.block_m
+    if config.block_m == 64:
+        return m <= 64 or config.tiles(m, n) <= 8 * sms
+    return m > 64 and config.block_m < 2 * m
 
 
-def _roofline(dtype: str) -> Roofline:
-    tflops, gpu = load_ceiling("cuBLAS bf16", "tflops")
-    from_l2 = Rates().l2_bytes_per_us * gpu["sms"] / 1e6  # TB/s, the model's for all SMs
-    flat = {f"cuBLAS bf16, {gpu['name']}": tflops} if dtype != "fp8" else {}
-    return Roofline(
-        "operations per byte that TMA fetches, FLOP/B",
-        "tflops",
-        "TFLOP/s",
-        lambda config: (
-            2 * config.block_m * config.block_n / (config.block_m + config.block_n) / ITEMSIZE[dtype]
-        ),
-        flat,
-        {f"from L2, {from_l2:.0f} TB/s (model)": from_l2},
-    )  # DRAM's is no roof: tiles meet in L2
+@dataclasses.dataclass(frozen=True)
+class GemmSpace(Space):
+    """C = A B of the shape (M, N, K), with B stored by columns (`layout` "k") or by rows ("n").
 
+    `careful` times each configuration with bench.compare's default rounds; otherwise experiments.QUICK is used.
+    """
 
-TUNABLE_KERNEL = TunableKernel(
-    name="GEMM: C = A B",
-    shapes={
+    title = "GEMM: C = A B"
+    shapes = {
         **{f"{s}³": (s, s, s) for s in SQUARES},
         **{
             f"{m} × {n} × {k}": (m, n, k)
             for m, n, k in ((64, 6144, 4096), (512, 6144, 4096), (4096, 28672, 4096))
         },
-    },
-    dtypes=tuple(ITEMSIZE),
-    presets={
+    }
+    dtypes = tuple(ITEMSIZE)
+    presets = {
         "the field note's conservative 3": lambda dtype: [*configs("conservative", dtype).values()],
         "the field note's proposed 6": lambda dtype: [*configs("proposed", dtype).values()],
         "the course's 8": lambda dtype: [*configs("course", dtype).values()],
         "grid of 96": grid,
-        "the grid, the course's and two programs per SM": search_space,
-    },
-    axes={
+        "the grid, the course's and two programs per SM": swept_configs,
+    }
+    axes = {
         "tile": lambda c: f"{c.block_m}×{c.block_n}",
         "warps, stages": lambda c: f"{c.num_warps} warps, {c.num_stages} stage{'s' * (c.num_stages > 1)}",
         "stages": lambda c: f"{c.num_stages} stage{'s' * (c.num_stages > 1)}",
@@ -114,9 +158,131 @@ TUNABLE_KERNEL = TunableKernel(
         "tile, warps": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
         "K step": lambda c: f"BLOCK_K {c.block_k}",
         "kernel": lambda c: c.kernel,
-    },
-    space=make_space,
-    load_record=_load_record,
-    roofline=_roofline,
-    tuner=tuning.TUNABLE,
-)
+    }
+    record = "ch14_gemm_sweep"
+    table = "gemm"
+
+    layout: str = "k"
+    which: str = ""
+    careful: bool = False
+
+    def check_shape(self):
+        if len(self.shape) != 3 or not 1 <= min(self.shape) <= max(self.shape) < 2**31:
+            raise ValueError(
+                f"a shape is M,N,K, each at least 1 and below 2,147,483,648; it is {str(self.shape)[:60]}."
+            )
+
+    @property
+    def sms(self) -> int:
+        """Return the SMs of the GPU here when it is the target, else of the first known GPU of the target."""
+        gpus = (device.current(), *device.KNOWN.values())
+        return next((gpu.sms for gpu in gpus if gpu.target == self.target and gpu.sms), 132)
+
+    @property
+    def case(self) -> tuple:
+        """Return M, N, K, dtype and layout, as the experiments take them."""
+        return *self.shape, self.dtype, self.layout
+
+    def label(self, config):
+        return experiments.label(config, *self.case, self.which)
+
+    @classmethod
+    def source(cls):
+        return experiments.source()
+
+    def reject(self, config):
+        return rejection(config, self.target, self.dtype)
+
+    def job(self, config):
+        is_fp8 = self.dtype == "fp8"
+        return job(config, self.target, self.dtype, self.layout == "k", self.sms, self.shape, is_fp8)
+
+    def predict_us(self, config):
+        if not device.target_limits(self.target).has_wgmma:  # the model's rates are of Hopper's instruction
+            return None
+        return predict_us(config, *self.shape, self.dtype, self.sms)
+
+    def warm_up(self):
+        experiments.prepare_cublas(*experiments.make_inputs(*self.case))()
+        return {}
+
+    def measure(self, config):
+        return experiments.measure(config, *self.case, **({} if self.careful else experiments.QUICK))
+
+    def measure_finalists(self, chosen):
+        return experiments.time_against_cublas(chosen, *self.case)
+
+    @classmethod
+    def load_record(cls):
+        """Return the record of the sweep, with the field note's sets from the record of its claim added."""
+        swept = super().load_record()
+        try:
+            claim = results.load_record("ch14_gemm_claim", cls.source())
+        except FileNotFoundError:
+            return swept
+        if claim.device["name"] != swept.device["name"]:
+            return swept
+        note = "B is stored row by row, as in the field note"
+        sets = [
+            {**row, "note": note} for row in claim.rows if row.get("name") in ("conservative", "proposed")
+        ]
+        known = {(row.get("kernel"), str(row.get("shape"))) for row in swept.rows}
+        added = [row for row in sets if (row.get("kernel"), str(row.get("shape"))) not in known]
+        return results.Record(
+            {**swept.data, "rows": swept.rows + added}, live=False, stale=swept.stale or claim.stale
+        )
+
+    @classmethod
+    def roofline(cls, dtype):
+        tflops, gpu = load_ceiling("cuBLAS bf16", "tflops")
+        from_l2 = Rates().l2_bytes_per_us * gpu["sms"] / 1e6  # TB/s, the model's for all SMs
+        return Roofline(
+            intensity_label="operations per byte that TMA fetches, FLOP/B",
+            speed_field="tflops",
+            unit="TFLOP/s",
+            intensity=lambda c: 2 * c.block_m * c.block_n / (c.block_m + c.block_n) / ITEMSIZE[dtype],
+            flat_roofs={f"cuBLAS bf16, {gpu['name']}": tflops} if dtype != "fp8" else {},
+            # DRAM's is no roof: tiles meet in L2.
+            bandwidth_roofs={f"from L2, {from_l2:.0f} TB/s (model)": from_l2},
+        )
+
+    def candidates(self):
+        return [config for config in tuned_configs() if suits(config, *self.shape, self.sms)]
+
+    @classmethod
+    def tuned_source(cls):
+        return gemm.tuned_source()
+
+    def make_inputs(self):
+        return experiments.make_inputs(*self.shape)[:3]
+
+    def prepare(self, config, a, b, out):
+        return gemm.prepare(a, b, out=out, config=config)
+
+    def prepare_peer(self, *tensors):
+        return experiments.prepare_cublas(*tensors)
+
+
+@results.experiment("ch14_gemm_sweep", experiments.source)
+def measure_sweep():
+    """Measure every configuration of `swept_configs` at 2048, 4096 and 8192 cubed, or in a test at 4096 only."""
+    sizes = SQUARES[1:2] if os.environ.get("TILES_QUICK") else SQUARES
+    return [row for s in sizes for row in Sweep(swept_configs(), GemmSpace((s, s, s))).finish()]
+
+
+@experiments.experiment("ch14_gemm_claim")
+def measure_claim():
+    """Measure the field note's two sets, and the course's best, at its three sizes and three smaller ones.
+
+    B is stored row by row, as in the note. `factor` divides the time of the fastest conservative configuration at the
+    same size by the row's time.
+    """
+    sets = [(which, config) for which in ("conservative", "proposed") for config in configs(which).values()]
+    rows = []
+    squares = (*SQUARES, *experiments.SMALL_SQUARES)
+    for s, course in zip(squares, experiments.measure_best((s, s, s, "bf16", "n") for s in squares)):
+        sweep = Sweep([config for _, config in sets], GemmSpace((s, s, s), layout="n", careful=True))
+        of_size = [*(row | {"name": which} for (which, _), row in zip(sets, sweep.finish())), course]
+        slow = min(row["ms"] for row in of_size if row["name"] == "conservative" and row["status"] == "ok")
+        rows += [row | ({"factor": slow / row["ms"]} if row.get("ms") else {}) for row in of_size]
+    return rows

@@ -24,13 +24,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ch14.gemm.configs import GemmConfig
 from ch14.gemm.kernels import gemm_persistent_kernel
 from ch14.gemm.lesson import sweep as gemm_sweep
-from ch14.gemm.lesson import tuning
-from ch14.gemm.lesson.experiments import GemmSpace, make_inputs
+from ch14.gemm.lesson.experiments import make_inputs
+from ch14.gemm.lesson.sweep import GemmSpace
 from tilelab.measure import check, llm_shapes
 from tilelab.records import results
 from tilelab.runtime import device, provenance, worker_pool
 from tilelab.runtime.operands import row_stride
-from tilelab.sweeps import faults, faults_kernels, gpu_worker, sweep, tune
+from tilelab.sweeps import faults, faults_kernels, gpu_worker, quick, sweep, tune
 from tilelab.sweeps.journal import Journal
 
 SIDE = 4096
@@ -104,7 +104,7 @@ def run_autotune() -> dict:
 
 def run_sweep(careful: bool = False) -> dict:
     """Run the same grid through the engine, and return {kernel, timing_s, restarts, gpus, measured}."""
-    engine = Sweep(grid(), GemmSpace(SIDE, SIDE, SIDE, careful=careful))
+    engine = Sweep(grid(), GemmSpace((SIDE, SIDE, SIDE), careful=careful))
     rows = engine.finish()
     return {
         "kernel": engine.winner["kernel"],
@@ -151,7 +151,7 @@ def _compare_winners(rows: list[dict]) -> list[dict]:
     """Add to the rows the times of their winners, interleaved with each other and with cuBLAS."""
     by_name = {config.name: config for config in grid()}
     winners = list(dict.fromkeys(row["kernel"] for row in rows))
-    times = GemmSpace(SIDE, SIDE, SIDE).measure_finalists([by_name[name] for name in winners])
+    times = GemmSpace((SIDE, SIDE, SIDE)).measure_finalists([by_name[name] for name in winners])
     of_winner = dict(zip(winners, times))
     return [
         row
@@ -181,7 +181,7 @@ def measure_race():
 def run_faults():
     """Run a sweep with every fault injected; the last row counts restarts."""
     with tempfile.TemporaryDirectory() as folder:
-        engine = Sweep(faults.configs(), faults.FaultSpace(folder), limit_s=5)
+        engine = Sweep(faults.configs(), faults.FaultSpace(folder=folder), limit_s=5)
         rows = [
             {
                 "kernel": row["kernel"],
@@ -244,11 +244,11 @@ def measure_cancel():
     `answered_ms` is the time from the call to the end of the iteration. `rows` counts the rows that had come, and
     `lost` those that are not in the journal.
     """
-    space = GemmSpace(SIDE, SIDE, SIDE)
+    space = GemmSpace((SIDE, SIDE, SIDE))
     with tempfile.TemporaryDirectory() as folder:
         return [
             *(_cancel_sweep(grid(), space, "timing", after) for after in (5, 7, 9, 11)),
-            _cancel_sweep(faults.configs(("hang",)), faults.FaultSpace(folder), "a hang", 2),
+            _cancel_sweep(faults.configs(("hang",)), faults.FaultSpace(folder=folder), "a hang", 2),
         ]
 
 
@@ -280,11 +280,11 @@ def _resident_mib() -> float:
 @_experiment("sweep_memory")
 def measure_memory():
     """Measure the resident memory of this process, in MiB, before and after 500 configurations."""
-    Sweep(grid()[:4], GemmSpace(1024, 1024, 1024)).finish()
+    Sweep(grid()[:4], GemmSpace((1024, 1024, 1024))).finish()
     before, rows = _resident_mib(), []
     for side in (1024, 1280, 1536, 1792, 2048, 2304):
         some = grid()[: 500 - len(rows)]
-        rows += [row["status"] for row in Sweep(some, GemmSpace(side, side, side)).finish()]
+        rows += [row["status"] for row in Sweep(some, GemmSpace((side, side, side))).finish()]
     return [
         {
             "configurations": len(rows),
@@ -319,13 +319,14 @@ def measure_gpus():
     lambda: provenance.source_hash(
         tune.tune_shape,
         tune.choose_candidates,
-        tuning.search_space.__wrapped__,
-        tuning.suits,
+        quick,
+        gemm_sweep.tuned_configs.__wrapped__,
+        gemm_sweep.suits,
         measure_regret.__wrapped__,
     ),
 )
 def measure_regret():
-    """Time every configuration of `ch14.gemm` at 20 layers of language models, and see what tune.SHARE of them finds.
+    """Time every configuration of `ch14.gemm` at 20 layers of language models, and see what GemmSpace.share of them finds.
 
     `regret` is the time of the fastest of those that the model ranks first over the time of the fastest of all, less 1.
     """
@@ -333,9 +334,9 @@ def measure_regret():
         : 2 if os.environ.get("TILES_QUICK") else 20
     ]
     rows = []
-    for tuned in tune.tune_shapes(tuning.TUNABLE, shapes):
+    for tuned in tune.tune_shapes(GemmSpace, shapes):
         trials = sorted(tuned["trials"], key=lambda trial: trial[1])
-        tried = trials[: max(4, math.ceil(tune.SHARE * len(trials)))]
+        tried = trials[: max(4, math.ceil(GemmSpace.share * len(trials)))]
         fastest, found = (min(us for *_, us in some) for some in (trials, tried))
         rows.append(
             {

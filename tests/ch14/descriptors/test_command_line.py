@@ -1,11 +1,10 @@
-"""What the command of ch14.descriptors compiles and measures, and the sweep and the pictures."""
+"""What the command of ch14.descriptors compiles and measures, and the sweep."""
 
 import commands
 import pytest
-from legible import assert_legible
 
 from ch14.descriptors.configs import OPS, configs
-from ch14.descriptors.lesson import experiments, figures, sweep
+from ch14.descriptors.lesson import experiments, sweep
 
 MODULE = "ch14.descriptors"
 
@@ -26,12 +25,12 @@ def test_best_is_checked_and_timed(op, capsys):
     assert status == 0 and row["status"] == "ok" and row["gbps"] > 0 and row["peer"] == experiments.PEER[op]
 
 
-# ---- the sweep and the pictures
+# ---- the sweep
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
-    chosen, space = sweep.grid(op), sweep.DescriptorSpace(op, 4096, 4096, "sm_90a")
+    chosen, space = sweep.grid(op), sweep.DescriptorSpace((4096, 4096), op, "sm_90a")
     assert len(set(map(str, chosen))) == len(set(chosen)) == len(chosen) > 40
     assert {config.way for config in chosen} == {"host", "device", "pointers"}
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
@@ -39,22 +38,11 @@ def test_what_is_swept_can_be_told_apart_and_launched(op):
 
 
 def test_the_panel_s_subject():
-    subject = sweep.TUNABLE_KERNEL
+    subject = sweep.DescriptorSpace
     for op in subject.dtypes:
         for preset in subject.presets.values():
             assert all(axis(config) for axis in subject.axes.values() for config in preset(op))
-    assert subject.space((64, 64), "add", "sm_121a") == sweep.DescriptorSpace("add", 64, 64, "sm_121a")
-    assert subject.space((64, 64), "gather", "sm_90a").reject(configs("gather")["gather4"])
+    assert subject((64, 64), "gather", "sm_90a").reject(configs("gather")["gather4"])
     for shape in ((64,), (64, 12), (0, 64)):
         with pytest.raises(ValueError, match="a shape is ROWS,COLUMNS, columns a multiple of 8"):
-            subject.space(shape, "copy", None)
-
-
-def test_pictures_draw():
-    boxes = figures.draw_boxes([((4, 2048), (4, 256))])
-    for picture in figures.draw_ways(), boxes:
-        assert_legible(picture)
-        assert len(picture.description) > 60
-    assert "4 × 2048 makes 8 boxes of 4 × 256" in boxes.description
-    with pytest.raises(ValueError, match="boxes of 4 × 256 do not make a block of 4 × 100"):
-        figures.draw_boxes([((4, 100), (4, 256))])
+            subject(shape, "copy")

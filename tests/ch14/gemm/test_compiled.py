@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ch14.gemm.configs import SMEM_SLACK, GemmConfig, configs, job, parse, rejection
-from ch14.gemm.lesson import command, tuning
-from ch14.gemm.lesson.experiments import GemmSpace
+from ch14.gemm.lesson import command
+from ch14.gemm.lesson.sweep import GemmSpace, tuned_configs
 from tilelab.records import results
 from tilelab.runtime import build
 from tilelab.sweeps.sweep import Sweep
@@ -24,7 +24,7 @@ BUILT = [(target, "bf16", which) for target in ("sm_90a", "sm_100a", "sm_120a") 
 def reports():
     """{(target, dtype): {configuration: report}} of 4096 cubed, all built in one call."""
     jobs = {
-        (target, dtype, config): GemmSpace(4096, 4096, 4096, dtype, compile_for=target).job(config)
+        (target, dtype, config): GemmSpace((4096, 4096, 4096), dtype, compile_for=target).job(config)
         for target, dtype, which in BUILT
         for config in configs(which, dtype).values()
     }
@@ -48,7 +48,7 @@ def test_resource_model_agrees_with_the_compiler(reports):
 def test_the_largest_tiles_of_two_accumulators_do_not_spill():
     large = {
         (config.block_m, config.block_n): config
-        for config in tuning.search_space()
+        for config in tuned_configs()
         if config.columns[1] and config.block_m * config.block_n >= 128 * 320
     }
     assert {(256, 160), (256, 192), (128, 320)} == set(large)
@@ -64,7 +64,7 @@ def test_the_compiler_refuses_four_of_the_six_proposed(reports):
 
 
 def test_a_sweep_of_all_sets_gives_each_configuration_a_row_and_a_reason(reports):
-    rows = Sweep(configs().values(), GemmSpace(4096, 4096, 4096, compile_for="sm_90a")).finish()
+    rows = Sweep(configs().values(), GemmSpace((4096, 4096, 4096), compile_for="sm_90a")).finish()
     assert sorted(row["kernel"] for row in rows) == sorted(configs())
     rejected = [row for row in rows if row["status"] == "rejected"]
     assert len(rejected) == 4 and all(row["reason"] and "registers" not in row for row in rejected)
@@ -101,8 +101,8 @@ def test_a_build_at_odd_sizes_compiles():
     """Triton makes other kernels of sizes that are one, or no multiple of 16, and of scaled inputs."""
     persistent, plain = parse("128,128,64,4,6"), GemmConfig(64, 64, 32, 4, 1)
     jobs = [
-        GemmSpace(1, 4096, 4096).job(persistent),
-        GemmSpace(4096, 1000, 4096, layout="n").job(plain),
-        GemmSpace(2048, 2048, 2048, "fp8").job(next(iter(configs("course", "fp8").values()))),
+        GemmSpace((1, 4096, 4096)).job(persistent),
+        GemmSpace((4096, 1000, 4096), layout="n").job(plain),
+        GemmSpace((2048, 2048, 2048), "fp8").job(next(iter(configs("course", "fp8").values()))),
     ]
     assert all(report.launchable for report in build.build(jobs))

@@ -1,8 +1,7 @@
 import pytest
 
 from ch14.gemm.configs import SETS, GemmConfig, configs, parse, predict_us, rank_configs, rejection
-from ch14.gemm.lesson import tuning
-from ch14.gemm.lesson.sweep import grid
+from ch14.gemm.lesson.sweep import grid, tuned_configs
 
 
 def test_four_of_the_six_proposed_cannot_run_on_hopper():
@@ -77,7 +76,7 @@ def test_parse():
         assert parse(text) == config, text
     assert parse("128,256,64,8,3") == GemmConfig(128, 256, 64, 8, 3, kernel="persistent")
     assert parse("64,64,32,4,1").kernel == "plain" and parse("128,256,64,8,4 plain").kernel == "plain"
-    for config in tuning.search_space():
+    for config in tuned_configs():
         assert parse(config.name) == config
     split = GemmConfig(16, 64, 256, 4, 6, "split", pdl=True, splits=2, group_m=16)
     assert parse("16,64,256,4,6 split 2 ways early group 16") == parse(split.name) == split

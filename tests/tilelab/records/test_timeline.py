@@ -6,6 +6,7 @@ import pytest
 
 from tilelab import views
 from tilelab.records import timeline
+from tilelab.views import timeline as timeline_view
 
 
 def make_rows(stages=2, steps=6, producer=True):
@@ -192,15 +193,15 @@ def test_a_known_clock_gives_microseconds():
 
 def test_the_view_takes_two_recordings_and_refuses_an_unknown_one():
     recordings = [make_recording("one"), make_recording("two"), make_recording("three")]
-    view = timeline.show(recordings, ["three", "one"])
+    view = timeline_view.show(recordings, ["three", "one"])
     assert (
         view.name == "timeline"
         and view.data["shown"] == ["three", "one"]
         and "tensor core" in repr(view.table)
     )
-    assert timeline.show(recordings).data["shown"] == ["one", "two"]
+    assert timeline_view.show(recordings).data["shown"] == ["one", "two"]
     with pytest.raises(ValueError, match="unknown recording 'four'; choose one of one, two, three"):
-        timeline.show(recordings, ["four"])
+        timeline_view.show(recordings, ["four"])
 
 
 def test_the_page_part_needs_neither_a_network_nor_an_import():

@@ -1,6 +1,5 @@
 """Tables of tuned configurations: what is kept, what is replaced, and which row serves which shape."""
 
-import dataclasses
 import functools
 import json
 import multiprocessing
@@ -8,16 +7,17 @@ import multiprocessing
 import pytest
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm.lesson import tuning as wgmma_tuning
 from ch10.wgmma_gemm.lesson.command import COMMAND as wgmma_main
+from ch10.wgmma_gemm.lesson.sweep import WgmmaSpace
+from ch10.wgmma_gemm.lesson.sweep import tuned_configs as wgmma_configs
 from ch14 import fp8_gemm, gemm
-from ch14.fp8_gemm.lesson import tuning as fp8_tuning
 from ch14.fp8_gemm.lesson.command import COMMAND as fp8_main
+from ch14.fp8_gemm.lesson.sweep import Fp8Space
 from ch14.gemm.configs import GemmConfig, configs
-from ch14.gemm.lesson import tuning as gemm_tuning
 from ch14.gemm.lesson.command import COMMAND as gemm_main
+from ch14.gemm.lesson.sweep import GemmSpace, tuned_configs
 from tilelab.runtime import device, plans, tuned
-from tilelab.sweeps import tune
+from tilelab.sweeps import quick, sweep, tune
 
 GPU = "NVIDIA H200"
 WHOLE, SPLIT = GemmConfig(128, 128, 64, 4, 3, "persistent"), GemmConfig(64, 64, 128, 4, 4, "split", splits=2)
@@ -155,19 +155,19 @@ def test_two_processes_keep_all_rows():
 
 def test_the_tables_of_the_repository_hold_configurations_that_run(monkeypatch):
     monkeypatch.delenv("TILES_TUNED")
-    for name, kind, space in (
-        ("gemm", GemmConfig, gemm_tuning),
-        ("wgmma_gemm", wgmma_gemm.WgmmaConfig, wgmma_tuning),
+    for name, known, space in (
+        ("gemm", tuned_configs(), GemmSpace),
+        ("wgmma_gemm", wgmma_configs(), WgmmaSpace),
     ):
         rows = tuned.load(name, GPU)
-        assert len(rows) > 100 and all(kind(**row["config"]) in space.search_space() for row in rows)
-        assert {row["source"] for row in rows} == {space.TUNABLE.source()}, (
+        assert len(rows) > 100 and all(type(known[0])(**row["config"]) in known for row in rows)
+        assert {row["source"] for row in rows} == {space.tuned_source()}, (
             "the kernel has changed: tune it again"
         )
     assert gemm.find_best(256, 5120, 25600, "bf16", True, "sm_90a", 132)[1] == "tuned"
     assert gemm.find_best(256, 5120, 25600, "bf16", False, "sm_90a", 132)[1] == "by the model"
     assert wgmma_gemm.find_best(64, 4096, 14336) == (
-        wgmma_gemm.WgmmaConfig("split", 64, 64, 7, cluster=2, boxes_per_stage=2, group=8, pdl=True),
+        wgmma_gemm.WgmmaConfig("split", 64, 64, 7, cluster=2, boxes_per_stage=2, group_m=8, pdl=True),
         "tuned",
     )
     assert wgmma_gemm.find_best(8, 8, 8)[1] == "by the model"
@@ -208,14 +208,12 @@ def test_shapes_are_read(tmp_path):
         tune.read_shapes(str(tmp_path / "shapes.txt"), (8, 128))
 
 
-def test_the_tuner_tries_first_what_the_model_prefers():
-    tunable = dataclasses.replace(
-        gemm_tuning.TUNABLE, candidates=lambda m, n, k: [*configs("course").values()]
-    )
-    first = tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)[0]
+def test_the_tuner_tries_first_what_the_model_prefers(monkeypatch):
+    monkeypatch.setattr(GemmSpace, "candidates", lambda space: [*configs("course").values()])
+    space = GemmSpace((4096, 4096, 4096))
+    first = tune.choose_candidates(space, 0.1)[0]
     assert first.name.startswith("128×128×64 · 4 warps · 3 stages")
-    assert len(tune.choose_candidates(tunable, 4096, 4096, 4096, 0.1)) == 4
-    assert len(tune.choose_candidates(tunable, 4096, 4096, 4096)) == 8
+    assert len(tune.choose_candidates(space, 0.1)) == 4 and len(tune.choose_candidates(space)) == 8
 
 
 def test_a_row_of_other_code_is_used_and_says_so():
@@ -255,9 +253,9 @@ def test_fp8_takes_the_tuned_tile():
 
 
 TUNERS = {
-    "ch14.gemm": (gemm_main, gemm_tuning),
-    "ch10.wgmma_gemm": (wgmma_main, wgmma_tuning),
-    "ch14.fp8_gemm": (fp8_main, fp8_tuning),
+    "ch14.gemm": (gemm_main, GemmSpace),
+    "ch10.wgmma_gemm": (wgmma_main, WgmmaSpace),
+    "ch14.fp8_gemm": (fp8_main, Fp8Space),
 }
 
 
@@ -266,7 +264,7 @@ def rows(monkeypatch):
     """The rows that the tuner finds; an exception among them is raised in its place."""
     found = []
 
-    def tune_shapes(tunable, shapes, share):
+    def tune_shapes(kernel, shapes, share):
         for row in found:
             if not isinstance(row, dict):
                 raise row
@@ -285,16 +283,17 @@ def shapes(tmp_path):
 
 @pytest.mark.parametrize("module", TUNERS)
 def test_tune_keeps_what_it_finds(module, rows, shapes, capsys):
-    main, tuning = TUNERS[module]
-    kernel, config = tuning.TUNABLE.name, tuning.find_candidates(64, 4096, 8192)[0]
-    rows += [ROW | {"config": config, "dtype": tuning.TUNABLE.dtype}, ROW | {"config": None}]
+    main, kernel = TUNERS[module]
+    config = kernel((64, 4096, 8192)).candidates()[0]
+    rows += [ROW | {"config": config, "dtype": kernel.table_dtype}, ROW | {"config": None}]
     assert main.main(["--tune", str(shapes)]) == 1
     printed = capsys.readouterr().out.splitlines()
     assert (
         printed[0].startswith("64 × 4096 × 8192: ") and "no configuration gave the right result" in printed[1]
     )
     assert (
-        printed[2] == f"The table is {tuned.table_path(kernel, GPU)}." and len(tuned.load(kernel, GPU)) == 1
+        printed[2] == f"The table is {tuned.table_path(kernel.table, GPU)}."
+        and len(tuned.load(kernel.table, GPU)) == 1
     )
     del rows[1]
     assert main.main(["--tune", str(shapes)]) == 0
@@ -346,14 +345,19 @@ def test_ctrl_c_keeps_the_shapes_that_are_done(rows, shapes, capsys):
 
 
 def test_a_shape_that_the_library_refuses_does_not_end_the_run(monkeypatch, shapes, capsys):
-    def refuse(*tensors):
+    def refuse(space, *tensors):
         raise ValueError("scale_a must have strides (1, 1); got [1, 128]\nand more")
 
-    monkeypatch.setattr(tune.bench, "make_input_sets", lambda make: [()])
-    monkeypatch.setattr(tune, "_require", lambda tunable: None)
-    monkeypatch.setattr(tune.build, "compile_ahead", lambda jobs: None)
-    tunable = dataclasses.replace(fp8_tuning.TUNABLE, prepare_peer=refuse)
-    assert tune.run(tunable, str(shapes)) == 1
+    monkeypatch.setattr(quick.bench, "make_input_sets", lambda make: [()])
+    monkeypatch.setattr(sweep, "build_configuration", lambda *_: {"status": "ok", "reason": ""})
+    monkeypatch.setattr(
+        sweep,
+        "call_in_gpu_worker",
+        lambda method, space, arguments, *_: {"value": getattr(space, method)(*arguments)},
+    )
+    monkeypatch.setattr(Fp8Space, "prepare_peer", refuse)
+    monkeypatch.setattr(device, "same_model_uuids", lambda: [])
+    assert tune.run(Fp8Space, str(shapes)) == 1
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == (
         "64 × 4096 × 8192: scaled_mm refuses the shape: scale_a must have strides (1, 1); got [1, 128]."
@@ -373,7 +377,7 @@ def test_the_winner_of_a_sweep_is_kept_by_its_last_timing():
         "final_ratio": 1.1,
         "recorded": "2026-11-23T08:00:00Z",
     }
-    said = tune.keep_winner(gemm_tuning.TUNABLE, [64, 4096, 8192], "bf16", WHOLE, row, 7)
+    said = tune.keep_winner(GemmSpace((64, 4096, 8192)), WHOLE, row, 7)
     assert said == f"64 × 4096 × 8192: {WHOLE.name}, 20.0 µs, 1.10 × cuBLAS."
     (kept,) = tuned.load("gemm", GPU)
     assert (kept["tried"], kept["spread"], kept["recorded"]) == (7, 0.01, row["recorded"])
@@ -383,4 +387,4 @@ def test_the_winner_of_a_sweep_is_kept_by_its_last_timing():
         ("bf16", {"kernel": "x", "ms": 1.0}, "no time beside"),
     ):
         with pytest.raises(ValueError, match=said):
-            tune.keep_winner(gemm_tuning.TUNABLE, [64, 4096, 8192], dtype, WHOLE, bad, 7)
+            tune.keep_winner(GemmSpace((64, 4096, 8192), dtype), WHOLE, bad, 7)

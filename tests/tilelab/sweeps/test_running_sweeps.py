@@ -8,7 +8,7 @@ from ch14.descriptors.lesson import tile_copy_experiments
 from tilelab.sweeps import running_sweeps, sweep_owner
 from tilelab.views import panel
 
-COPY = tile_copy_experiments.TUNABLE_KERNEL
+COPY = tile_copy_experiments.CopySpace
 
 
 class FakeSweep:

@@ -59,7 +59,7 @@ def call_here(method, space, arguments, *_):
 
 @pytest.fixture
 def space(tmp_path):
-    return OddSpace(str(tmp_path))
+    return OddSpace(folder=str(tmp_path))
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def test_a_second_sweep_measures_nothing(space, journal):
 def test_a_row_of_other_code_shape_or_versions_is_not_taken(space, tmp_path, monkeypatch):
     known = set(sweep.config_keys(RIGHT, space))
     assert known == set(sweep.config_keys(RIGHT, space)) and len(known) == 3
-    others = [OddSpace(str(tmp_path / "else")), dataclasses.replace(space, can_measure=False)]
+    others = [OddSpace(folder=str(tmp_path / "else")), dataclasses.replace(space, compile_for="sm_90a")]
     assert not any(known & set(sweep.config_keys(RIGHT, other)) for other in others)
-    monkeypatch.setattr(FaultSpace, "source", lambda self: "changed")
+    monkeypatch.setattr(FaultSpace, "source", classmethod(lambda _: "changed"))
     assert not known & set(sweep.config_keys(RIGHT, space))
     monkeypatch.undo()
     monkeypatch.setattr(provenance, "versions", lambda: {"triton": "99"})
@@ -185,7 +185,7 @@ def test_a_measurement_does_not_change_the_label(space, journal):
 
 @pytest.mark.parametrize("own", ["huge finals", "no finals"])
 def test_finals_that_are_none_leave_the_first_ranking(tmp_path, journal, own):
-    running = Sweep(RIGHT, OddSpace(str(tmp_path), own=own), journal=journal)
+    running = Sweep(RIGHT, OddSpace(folder=str(tmp_path), own=own), journal=journal)
     assert all("final_ms" not in row for row in running.finish()) and running.winner["block"] == 256
     assert len(journal.rows()) == 3
 
@@ -212,9 +212,9 @@ def test_bad_arguments_are_one_sentence(space):
 def test_a_space_from_a_notebook_is_refused(space):
     local = type("Local", (FaultSpace,), {"__module__": "__main__"})
     with pytest.raises(ValueError, match="Local from __main__: define it in a module"):
-        Sweep(RIGHT, local(space.folder))
+        Sweep(RIGHT, local(folder=space.folder))
     rows = Sweep(
-        RIGHT[:1], local(space.folder, can_measure=False)
+        RIGHT[:1], local(folder=space.folder, compile_for="sm_90a")
     ).finish()  # only its job leaves the notebook
     assert len(rows) == 1
 
@@ -298,7 +298,7 @@ def test_a_worker_that_starts_late_does_not_stand_for_the_finals(space, late_mea
 
 
 def test_cancel_answers_during_the_finals(tmp_path, late_measurers):
-    gated = OddSpace(str(tmp_path), own="gate")
+    gated = OddSpace(folder=str(tmp_path), own="gate")
     running = Sweep(RIGHT, gated, measurers=late_measurers)
     wait_for(lambda: log(gated, "finals"))
     running.cancel()
@@ -307,7 +307,9 @@ def test_cancel_answers_during_the_finals(tmp_path, late_measurers):
 
 
 def test_cancel_answers_while_the_space_is_still_asked(tmp_path):
-    running = Sweep([Config(2**power) for power in range(4, 1004)], OddSpace(str(tmp_path), own="slow"))
+    running = Sweep(
+        [Config(2**power) for power in range(4, 1004)], OddSpace(folder=str(tmp_path), own="slow")
+    )
     running.cancel()
     begun = time.monotonic()
     running.finish()
@@ -368,7 +370,7 @@ def test_a_sweep_that_waits_for_its_turn_says_so_and_can_be_cancelled(space, own
 @pytest.mark.fault
 def test_every_fault_in_one_sweep(tmp_path, journal):
     """A killed parent, a torn line, then the rest of a sweep with every fault."""
-    space = FaultSpace(str(tmp_path))
+    space = FaultSpace(folder=str(tmp_path))
     parent = run_script(tmp_path, PARENT, space.folder, journal.path)
     wait_for(lambda: sum(row["status"] == "ok" for row in journal.rows().values()) >= 3, 180)
     os.kill(parent.pid, signal.SIGKILL)
@@ -412,7 +414,7 @@ from tilelab.sweeps import faults
 from tilelab.sweeps.journal import Journal
 from tilelab.sweeps.sweep import Sweep
 if __name__ == "__main__":
-    space = faults.FaultSpace(sys.argv[1])
+    space = faults.FaultSpace(folder=sys.argv[1])
     Sweep(faults.configs(), space, journal=Journal(sys.argv[2]), limit_s={LIMIT_S}).finish()
 """
 
@@ -437,7 +439,7 @@ def test_a_worker_that_dies_or_forks_is_one_row(tmp_path):
         """A worker cannot import it."""
 
     odd = [Config(64, fault) for fault in ODD_PROCESS]
-    running = Sweep([*odd, Local(64), *RIGHT], OddSpace(str(tmp_path), own="finals die"))
+    running = Sweep([*odd, Local(64), *RIGHT], OddSpace(folder=str(tmp_path), own="finals die"))
     rows = running.finish()
     for row, words in zip(rows, ODD_PROCESS.values()):
         assert row["status"] == ("failed" if words else "ok") and words in row["reason"], row
@@ -469,7 +471,7 @@ from tilelab.sweeps.faults import Config
 from tilelab.sweeps.journal import Journal
 from tilelab.sweeps.sweep import Sweep
 if __name__ == "__main__":
-    running = Sweep([Config(16), Config(64, "hang")], Beside(sys.argv[1]), journal=Journal(sys.argv[2]))
+    running = Sweep([Config(16), Config(64, "hang")], Beside(folder=sys.argv[1]), journal=Journal(sys.argv[2]))
     while running.counts.get("ok", 0) < 1:
         time.sleep(0.05)
     HOW
@@ -524,7 +526,7 @@ def test_dask_carries_it_further(space):
 
 @pytest.mark.compile
 def test_a_build_leaves_figures_and_no_binaries(tmp_path):
-    row = sweep.build_configuration(FaultSpace(str(tmp_path)), Config(256), 60, None)
+    row = sweep.build_configuration(FaultSpace(folder=str(tmp_path)), Config(256), 60, None)
     assert row["status"] == "ok" and row["registers"] and row["programs_per_sm"] >= 1
     assert len(pickle.dumps(row)) < 2000
 
@@ -534,6 +536,8 @@ def test_a_build_leaves_figures_and_no_binaries(tmp_path):
 @pytest.mark.fault
 @pytest.mark.alike
 def test_every_gpu_of_a_model_takes_its_share(tmp_path):
-    rows = Sweep([Config(block, "") for block in (64, 128, 256, 512) * 3], FaultSpace(str(tmp_path))).finish()
+    rows = Sweep(
+        [Config(block, "") for block in (64, 128, 256, 512) * 3], FaultSpace(folder=str(tmp_path))
+    ).finish()
     assert all(row["status"] == "ok" and row["device"] == device.current().name for row in rows)
     assert {row["gpu"] for row in rows} <= set(device.same_model_uuids())

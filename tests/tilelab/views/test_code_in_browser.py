@@ -3,7 +3,7 @@
 import pytest
 from view_pages import SCREENSHOTS
 
-from ch14.gemm.lesson.sweep import TUNABLE_KERNEL
+from ch14.gemm.lesson.sweep import GemmSpace
 from tilelab import views
 from tilelab.views.listing import load_code
 
@@ -169,8 +169,8 @@ def test_long_listings_are_quick_and_scroll_together(show):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_two_configurations(show, scheme):
     """Pictures of a real pair are left in build/screenshots."""
-    space = TUNABLE_KERNEL.space((4096, 4096, 4096), "bf16", "sm_90a")
-    configs = TUNABLE_KERNEL.presets["grid of 96"]("bf16")
+    space = GemmSpace((4096, 4096, 4096), compile_for="sm_90a")
+    configs = GemmSpace.presets["grid of 96"]("bf16")
     sides = [load_code(space.job(configs[index])) for index in (0, 40)]
     assert not any(side["reason"] for side in sides)
     page = show(*sides, scheme=scheme)

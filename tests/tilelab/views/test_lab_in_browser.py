@@ -320,7 +320,7 @@ def choices_are_kept(page, panel):
 @pytest.fixture(scope="module")
 def site_page(tmp_path_factory):
     """A page as the site makes it, of recorded rows."""
-    shown = Panel(gemm_sweep.TUNABLE_KERNEL, preset="grid of 96", shape="4096³", target="sm_90a")
+    shown = Panel(gemm_sweep.GemmSpace, preset="grid of 96", shape="4096³", target="sm_90a")
     data = json.loads(json.dumps(shown.stored_data()))
     evil = {
         "kernel": "<i>k</i>",
@@ -482,7 +482,7 @@ def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
 
 
 def test_a_long_label_of_the_roofline_is_not_cut(browser, tmp_path):
-    shown = Panel(attention_sweep.TUNABLE_KERNEL, target="sm_90a")
+    shown = Panel(attention_sweep.AttentionSpace, target="sm_90a")
     page_file = tmp_path / "panel.html"
     page_file.write_text(
         "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
@@ -503,7 +503,7 @@ def test_a_long_label_of_the_roofline_is_not_cut(browser, tmp_path):
 
 
 def test_a_comparison_names_what_waits(browser, tmp_path):
-    shown = Panel(gemm_sweep.TUNABLE_KERNEL, target=TARGET)
+    shown = Panel(gemm_sweep.GemmSpace, target=TARGET)
     page_file = tmp_path / "panel.html"
     page_file.write_text(
         "<!doctype html><meta charset=utf-8><body>"

@@ -22,7 +22,7 @@ class EndlessSpace(faults.FaultSpace):
     def job(self, config):
         return dataclasses.replace(super().job(config), kernel="endless.py:kernel")
 
-running = Sweep(faults.configs(()), EndlessSpace(".", can_measure=False), limit_s=600)
+running = Sweep(faults.configs(()), EndlessSpace(folder=".", compile_for="sm_90a"), limit_s=600)
 ipywidgets.IntSlider(description="ready")
 """
 

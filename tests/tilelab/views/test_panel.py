@@ -1,6 +1,5 @@
 """The sweep panel, driven in process by the messages of its view in the browser. Its sweeps are real, for a target."""
 
-import dataclasses
 import itertools
 import json
 import os
@@ -10,6 +9,7 @@ import threading
 import time
 
 import pytest
+from odd_space import OddPanelSpace
 
 from ch07.bulk_copy.lesson import sweep as bulk_copy_sweep
 from ch10.tile_pipeline.lesson import sweep as tile_pipeline_sweep
@@ -21,21 +21,14 @@ from tilelab import views
 from tilelab.pictures import plots
 from tilelab.records import results
 from tilelab.runtime import device, tuned
-from tilelab.sweeps import faults, sweep, sweep_owner
+from tilelab.sweeps import sweep, sweep_owner
 from tilelab.sweeps.journal import Journal
-from tilelab.sweeps.tunable import Roofline, TunableKernel
 from tilelab.views import listing, panel
 from tilelab.views.panel import rows as panel_rows
 from tilelab.views.panel import sentences, snapshot, widget
 
-GEMM, COPY = gemm_sweep.TUNABLE_KERNEL, tile_copy_experiments.TUNABLE_KERNEL
-KERNELS = (
-    GEMM,
-    COPY,
-    bulk_copy_sweep.TUNABLE_KERNEL,
-    tile_pipeline_sweep.TUNABLE_KERNEL,
-    wgmma_gemm_sweep.TUNABLE_KERNEL,
-)
+GEMM, COPY = gemm_sweep.GemmSpace, tile_copy_experiments.CopySpace
+KERNELS = (GEMM, COPY, bulk_copy_sweep.BulkSpace, tile_pipeline_sweep.TileSpace, wgmma_gemm_sweep.WgmmaSpace)
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +87,13 @@ def small(**choice):
     return panel.Panel(
         GEMM,
         COPY,
-        **{"kernel": COPY.name, "preset": "the course's 4", "target": "sm_90a", "shape": "512,512", **choice},
+        **{
+            "kernel": COPY.title,
+            "preset": "the course's 4",
+            "target": "sm_90a",
+            "shape": "512,512",
+            **choice,
+        },
     )
 
 
@@ -155,9 +154,9 @@ def made_up(monkeypatch):
 # ---- menus
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.title)
 def test_every_choice_draws(kernel, screen):
-    shown = panel.Panel(*KERNELS, kernel=kernel.name)
+    shown = panel.Panel(*KERNELS, kernel=kernel.title)
     seen = screen(shown)
     offered = {**shown._options(kernel), "shape": list(kernel.shapes)}
     for name in ("target", "dtype", "show", "x", "y", "preset", "shape"):
@@ -193,17 +192,17 @@ def test_a_kernel_brings_its_own_menus_keeps_what_both_have_and_gets_its_choices
     shown = panel.Panel(GEMM, COPY, x="stages", y="tile", dtype="bf16", shape="512,512,512", target="sm_100a")
     seen = screen(shown)
     for _ in range(2):
-        choose(shown, kernel=COPY.name)
-        menus = seen.data["kernels"][COPY.name]
+        choose(shown, kernel=COPY.title)
+        menus = seen.data["kernels"][COPY.title]
         assert menus["preset"] == list(COPY.presets) and shown.values["preset"] in menus["preset"]
         assert shown.values["shape"] == "1 GiB moved" and shown.values["y"] == "tile"
         assert shown.values["target"] == "sm_100a" and seen.data["choice"]["peer"] == "torch"
-        choose(shown, kernel=GEMM.name)
+        choose(shown, kernel=GEMM.title)
         assert (shown.values["x"], shown.values["shape"]) == ("stages", "512,512,512")
     assert seen.data["state"]["values"] == shown.values
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.title)
 def test_a_kernel_opens_at_a_shape_of_its_record(kernel):
     shown = panel.Panel(kernel, target="sm_90a", preset=list(kernel.presets)[-1])
     assert any(row["status"] == "ok" and row["overlay"] == "row" for row in shown.rows())
@@ -266,7 +265,7 @@ def test_a_shape_is_named_or_written_as_sizes(screen):
     shown = panel.Panel(GEMM, shape="512,512,512")
     assert shown.values["shape"] == "512,512,512" and shown.rows()[0]["shape"] == [512] * 3
     choose(shown, shape="8192³")
-    assert shown.box.data["kernels"][GEMM.name]["shapes"]["8192³"] == "8192,8192,8192"
+    assert shown.box.data["kernels"][GEMM.title]["shapes"]["8192³"] == "8192,8192,8192"
     assert shown.rows()[0]["shape"] == [8192] * 3
     choose(shown, shape="4096 4096 4096")
     assert shown.values["shape"] == "4096³" and shown.rows()[0]["shape"] == [4096] * 3
@@ -275,15 +274,20 @@ def test_a_shape_is_named_or_written_as_sizes(screen):
     assert [one["type"] for one in seen.messages] == ["rows"], "the view waits for an answer"
 
 
+def altered(kernel, **changes):
+    """Return a kernel that differs in some attributes of its class."""
+    return type(kernel.__name__, (kernel,), changes)
+
+
 def test_whatever_a_kernel_raises_is_a_sentence():
     def broken(*_):
         raise KeyError("oops")
 
-    shown = panel.Panel(dataclasses.replace(COPY, space=broken))
+    shown = panel.Panel(altered(COPY, check_shape=broken))
     assert "KeyError" in shown.state()["problem"] and shown.box.data["choice"] is None
-    shown = panel.Panel(dataclasses.replace(COPY, roofline=broken, load_record=broken))
+    shown = panel.Panel(altered(COPY, roofline=broken, load_record=broken))
     assert "KeyError" in shown.state()["problem"]
-    shown = panel.Panel(dataclasses.replace(COPY, axes={"bad": broken}))
+    shown = panel.Panel(altered(COPY, axes={"bad": broken}))
     assert "KeyError" in shown.state()["problem"] and shown.box.data["choice"] is None
     shown._ipython_display_()
 
@@ -367,7 +371,7 @@ def test_a_damaged_record_is_drawn_as_far_as_it_can_be(screen):
     for rows in [damaged, damaged[4:], [{}], [{**good[0], "status": "?"}], [{**good[0], "shape": None}]]:
         bad = results.Record({**record.data, "rows": rows}, live=False)
         shown = panel.Panel(
-            dataclasses.replace(COPY, load_record=lambda bad=bad: bad),
+            altered(COPY, load_record=lambda *_, bad=bad: bad),
             preset="the course's 4",
             target=record.device["target"],
             shape="1 GiB moved",
@@ -541,26 +545,9 @@ def test_cancel_answers_at_once_and_run_goes_on(tmp_path, monkeypatch, screen):
 
 
 @pytest.mark.fault
-def test_a_live_sweep_with_faults_has_a_winner(tmp_path, screen):
-    def no_record():
-        raise FileNotFoundError("no record")
-
-    kernel = TunableKernel(
-        "faults",
-        {"5,000": (5000,)},
-        ("fp32",),
-        {
-            "all": lambda _: faults.configs(
-                ("segfault in the compiler", "wrong result", "illegal memory access")
-            )
-        },
-        {"block": lambda config: str(config.block), "fault": lambda config: config.fault or "none"},
-        lambda shape, dtype, target: faults.FaultSpace(str(tmp_path)),
-        no_record,
-        lambda _: Roofline("block", "gbps", "GB/s", lambda config: config.block, {"roof": 1.0}),
-        peer="torch",
-    )
-    shown = panel.Panel(kernel)
+def test_a_live_sweep_with_faults_has_a_winner(tmp_path, screen, monkeypatch):
+    monkeypatch.setenv("ODD_FOLDER", str(tmp_path))
+    shown = panel.Panel(OddPanelSpace)
     seen = screen(shown)
     run(shown)
     assert "8 ok, 1 wrong, 2 failed" in seen.said and "fastest: " in seen.said
@@ -698,13 +685,13 @@ def test_words_in_the_cells_of_the_picture_do_not_touch(monkeypatch):
     monkeypatch.setattr(
         plots, "heat_map", lambda *args, **more: figures.append(draw(*args, **more)) or figures[-1]
     )
-    for kernel, target in itertools.product((GEMM, bulk_copy_sweep.TUNABLE_KERNEL), ("sm_90a", "sm_120a")):
+    for kernel, target in itertools.product((GEMM, bulk_copy_sweep.BulkSpace), ("sm_90a", "sm_120a")):
         shown = panel.Panel(kernel, target=target, preset=list(kernel.presets)[-1])
         axes = shown.box.data["choice"]["axes"]
         x = max(axes, key=lambda name: len(axes[name]["labels"]))
         snapshot.draw_heat_map(shown._choice, shown.rows(), x, shown.values["y"], "ratio")
         boxes = [text.get_window_extent() for text in figures[-1].axes[0].texts]
-        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2)), (kernel.name, target, x)
+        assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2)), (kernel.title, target, x)
 
 
 def test_targets_are_those_with_tma_and_name_their_gpus():
@@ -763,10 +750,10 @@ def test_keep_writes_the_winner_where_best_finds_it(on_h200, screen):
     assert f"512 × 512 × 512: {winner.name}, 100.0 µs, 1.00 × cuBLAS" in seen.said
     assert gemm.find_best(512, 512, 512, "bf16", True, "sm_90a", 132) == (winner, "tuned")
     assert tuned.load("gemm", "NVIDIA H200")[0]["tried"] == 3
-    choose(shown, kernel=COPY.name)  # for which there is no table
+    choose(shown, kernel=COPY.title)  # for which there is no table
     timed(shown)
     assert not seen.data["state"]["keep"]
-    choose(shown, kernel=GEMM.name)
+    choose(shown, kernel=GEMM.title)
     choose(shown, target="sm_90a")  # compiled only
     assert not seen.data["state"]["keep"]
 

@@ -18,7 +18,7 @@ from tilelab.pictures import plots
 from tilelab.runtime import device
 from tilelab.sweeps import sweep
 from tilelab.sweeps.journal import Journal, journal_for
-from tilelab.sweeps.tunable import Space, TunableKernel
+from tilelab.sweeps.space import Space
 
 TOP = 10
 # The fields that cells can show, with a label (for the peer's name) and whether less is better.
@@ -151,7 +151,6 @@ class Choice:
     record is of this target.
     """
 
-    kernel: TunableKernel
     space: Space
     journal: Journal
     name: str
@@ -200,7 +199,7 @@ class Choice:
     def axes(self) -> dict[str, dict]:
         """Return {name of an axis: its labels in order, and "of", the index of the label of each configuration}."""
         found = {}
-        for name, label in self.kernel.axes.items():
+        for name, label in self.space.axes.items():
             labels = [str(label(config)) for config in self.configs.values()]
             order = sorted(set(labels), key=plots.natural_key)
             found[name] = {"labels": order, "of": [order.index(text) for text in labels]}
@@ -212,7 +211,7 @@ class Choice:
         classes = sorted({(type(config).__module__, type(config).__name__) for config in configs})
         return {
             "name": self.name,
-            "peer": self.kernel.peer,
+            "peer": self.space.peer,
             "target": self.space.target,
             "source": self.source,
             "measures": self.space.can_measure,
@@ -227,7 +226,7 @@ class Choice:
         if not (self.space.can_measure or self.same_target):  # the roofs are of another GPU
             return {"problem": f"no roofline: nothing is timed on {self.space.target}"}
         try:
-            roof = self.kernel.roofline(dtype)
+            roof = self.space.roofline(dtype)
             return {
                 "label": roof.intensity_label,
                 "field": roof.speed_field,
@@ -246,10 +245,9 @@ def describe_error(error: BaseException) -> str:
     return str(error) if expected and str(error) else f"{type(error).__name__}: {error}"
 
 
-def make_choice(kernel: TunableKernel, shape: str, dtype: str, preset: str, target: str) -> Choice:
+def make_choice(kernel: type[Space], shape: str, dtype: str, preset: str, target: str) -> Choice:
     """Return the Choice of the menus' values. ValueError says what the kernel cannot take."""
-    sizes = kernel.parse_shape(shape)
-    space = kernel.space(sizes, dtype, target or None)
+    space = kernel(kernel.parse_shape(shape), dtype, target or None)
     configs = sweep.config_keys(kernel.presets[preset](dtype), space)
     if not configs:
         raise ValueError(f"{preset} holds no configuration of {dtype}.")
@@ -259,22 +257,18 @@ def make_choice(kernel: TunableKernel, shape: str, dtype: str, preset: str, targ
         initial_rows[key] = {
             **space.label(config),
             "key": key,
-            "predicted_ms": space.predicted_ms(config),
+            "predicted_ms": None if (us := space.predict_us(config)) is None else us / 1e3,
             "reason": reason,
             "status": "rejected" if reason else "waiting",
         }
-    journal = journal_for(re.sub(r"\W+", "-", kernel.name.lower()).strip("-"))
-    name = f"{kernel.name}, {shape}, {dtype}, {space.target}"
-    return Choice(
-        kernel, space, journal, name, configs, initial_rows, *_load_recorded(kernel, space, sizes, dtype)
-    )
+    journal = journal_for(re.sub(r"\W+", "-", kernel.title.lower()).strip("-"))
+    name = f"{kernel.title}, {shape}, {dtype}, {space.target}"
+    return Choice(space, journal, name, configs, initial_rows, *_load_recorded(space))
 
 
-def _load_recorded(
-    kernel: TunableKernel, space: Space, sizes: tuple, dtype: str
-) -> tuple[dict[str, dict], str, bool]:
+def _load_recorded(space: Space) -> tuple[dict[str, dict], str, bool]:
     try:
-        record = kernel.load_record()
+        record = space.load_record()
     except FileNotFoundError:
         record = None
     if record is None or record.device["target"] != space.target:
@@ -283,7 +277,7 @@ def _load_recorded(
         row.get("kernel") or row.get("config"): row
         for row in record.rows
         if row.get("status") in sweep.STATUSES
-        and row.get("shape") == list(sizes)
-        and row.get("dtype") == dtype
+        and row.get("shape") == list(space.shape)
+        and row.get("dtype") == space.dtype
     }
     return rows, record.label().partition(" (")[0] if rows else "", True  # the label's brackets hold hashes

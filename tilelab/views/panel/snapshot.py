@@ -36,8 +36,8 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
     columns, lines = choice.axes[x]["labels"], choice.axes[y]["labels"]
     narrow = len(columns) >= NARROW_COLUMNS
     abbreviated = narrow and any(row["status"] != "ok" for row in drawn)
-    label = SHOWN_FIELDS[field][0].format(choice.kernel.peer)
-    finding = [*describe_winner(rows, choice.kernel.peer), label][0]
+    label = SHOWN_FIELDS[field][0].format(choice.space.peer)
+    finding = [*describe_winner(rows, choice.space.peer), label][0]
     marks = "; first letters stand for regs, smem, tmem, failed and wrong" if abbreviated else ""
     style = FORMATS.get(field, "{:.3g}")
     figure = plots.heat_map(
@@ -96,7 +96,7 @@ def make_table(choice: Choice, rows: list[dict]) -> results.Table:
         )
     order = "the fastest" if any(row.get("ms") for row in top) else "predicted fastest first"
     if any(row.get("ratio") for row in top):
-        order = f"the fastest, ranked by the ratio of timings paired with {choice.kernel.peer}'s"
+        order = f"the fastest, ranked by the ratio of timings paired with {choice.space.peer}'s"
     order += ", those timed again before the rest" if any("final_ms" in row for row in top) else ""
     columns = [name for name in COLUMNS if any(row.get(name) is not None for row in top)]
     shown = [

@@ -15,8 +15,8 @@ from IPython.display import display
 from tilelab import views
 from tilelab.runtime import device
 from tilelab.sweeps import running_sweeps, sweep, tune
+from tilelab.sweeps.space import Space
 from tilelab.sweeps.sweep_owner import SweepOwner
-from tilelab.sweeps.tunable import TunableKernel
 from tilelab.views import listing
 from tilelab.views.panel import rows as panel_rows
 from tilelab.views.panel import sentences, snapshot
@@ -35,12 +35,10 @@ class Panel:
     the value of each menu. Raises ValueError for a choice that its menu does not offer.
     """
 
-    def __init__(self, *kernels: TunableKernel, **choice: str):
+    def __init__(self, *kernels: type[Space], **choice: str):
         if not kernels:
-            raise ValueError(
-                "a panel needs at least one kernel, such as ch14.gemm.lesson.sweep.TUNABLE_KERNEL."
-            )
-        self.kernels = {kernel.name: kernel for kernel in kernels}
+            raise ValueError("a panel needs at least one kernel, such as ch14.gemm.lesson.sweep.GemmSpace.")
+        self.kernels = {kernel.title: kernel for kernel in kernels}
         here = device.current()
         self.targets = {"": f"this GPU ({here.name})"} if here.has_tma else {}
         self.targets |= {
@@ -60,7 +58,7 @@ class Panel:
         self.values: dict[str, str] = {}
         self._values_of: dict[str, dict] = {}  # by kernel, so that going back to a kernel restores its menus
         self.box = views.View("panel", None, store=False)
-        self._set_kernel(kernels[0].name)
+        self._set_kernel(kernels[0].title)
         self._set_values(choice)
         self._choose()
         self._cell = running_sweeps.find_cell()
@@ -72,7 +70,7 @@ class Panel:
 
     # -- the menus
 
-    def _options(self, kernel: TunableKernel) -> dict[str, list[str]]:
+    def _options(self, kernel: type[Space]) -> dict[str, list[str]]:
         axes = list(kernel.axes)
         return {
             "kernel": list(self.kernels),
@@ -231,7 +229,7 @@ class Panel:
     def _find_kept(self, rows: list[dict]) -> dict | None:
         """Return the fastest row, for `keep`; None unless it was timed on the GPU here."""
         choice, best = self._choice, panel_rows.find_winner(rows)
-        if best is None or self.running or choice.kernel.tuner is None or not choice.space.can_measure:
+        if best is None or self.running or not choice.space.table or not choice.space.can_measure:
             return None
         return None if "overlay" in best else best
 
@@ -243,9 +241,7 @@ class Panel:
                 return
             tried = sum(bool(row.get("ms")) for row in rows)
             try:
-                sentence = tune.keep_winner(
-                    choice.kernel.tuner, row["shape"], row["dtype"], choice.configs[row["key"]], row, tried
-                )
+                sentence = tune.keep_winner(choice.space, choice.configs[row["key"]], row, tried)
             except Exception as error:
                 self._complain(describe_error(error))
                 return
@@ -268,7 +264,7 @@ class Panel:
             "done": done,
             "total": len(rows),
             "status": sentences.describe_status(choice, rows, done, note) if choice else "",
-            "winner": sentences.describe_winner(rows, choice.kernel.peer) if choice else [],
+            "winner": sentences.describe_winner(rows, choice.space.peer) if choice else [],
             "problem": self._problem,
             "keep": self._find_kept(rows) is not None,
             "order": [place[id(row)] for row in panel_rows.rank_rows(rows)],

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ch10 import tile_pipeline
-from ch10.tile_pipeline.configs import TileConfig
+from ch10.tile_pipeline.configs import DIMENSIONS, TileConfig
 from ch10.tile_pipeline.lesson import box_dump, broken_programs, experiments, sweep
 from tilelab.measure import bench
 from tilelab.records import results
@@ -22,7 +22,7 @@ def test_bank_conflicts():
 
 def test_a_space_rejects_what_cannot_run_there():
     config = TileConfig("stencil", 64, 128, 128, stages=4)
-    spaces = {target: sweep.TileSpace("stencil", (1024, 1024), target) for target in device.TARGETS}
+    spaces = {target: sweep.TileSpace((1024, 1024), "stencil", target) for target in device.TARGETS}
     assert spaces["sm_80"].reject(config) == "sm_80 has no TMA: tensor maps need sm_90a or newer."
     assert spaces["sm_121a"].reject(config) == (
         "it needs 144,000 B of shared memory per block; sm_121a has 101,376 B."
@@ -40,20 +40,19 @@ def test_a_space_rejects_what_cannot_run_there():
 
 @pytest.mark.parametrize("op", experiments.OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
-    chosen, space = sweep.grid(op), sweep.TileSpace(op, (1024, 1024), "sm_90a")
+    chosen, space = sweep.grid(op), sweep.TileSpace((1024,) * DIMENSIONS[op], op, "sm_90a")
     assert len(set(map(str, chosen))) == len(chosen) >= 9
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
 
 
 def test_the_panel_s_kernel():
-    kernel = sweep.TUNABLE_KERNEL
+    kernel = sweep.TileSpace
     for op in kernel.dtypes:
         for preset in kernel.presets.values():
             assert all(axis(config) for axis in kernel.axes.values() for config in preset(op))
-    assert kernel.space((64, 32), "copy", "sm_100a") == sweep.TileSpace("copy", (64, 32), "sm_100a")
     for shape, op in (((6,), "copy"), ((0, 4), "copy"), ((4, 4), "accumulate"), ((4, 4, 4), "transpose")):
         with pytest.raises(ValueError, match=f"a shape of {op} must be "):
-            kernel.space(shape, op, None)
+            kernel(shape, op)
 
 
 def test_records_go_stale_with_the_code_that_makes_them(monkeypatch):

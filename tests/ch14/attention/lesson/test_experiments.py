@@ -70,20 +70,20 @@ def test_rows_name_their_case(stand_ins):
     rows = experiments.measure_small_head.__wrapped__()
     assert [row["name"] for row in rows[-4:]] == ["cuDNN", "plain", "two groups", "four groups"]
     assert [row["tiles"] for row in rows[-3:]] == [256, 128, 64]
-    space, (first, second) = sweep.TUNABLE_KERNEL.space((1, 2, 64, 64), "bf16", None), sweep.grid()[:2]
+    space, (first, second) = sweep.AttentionSpace((1, 2, 64, 64)), sweep.grid()[:2]
     assert (space.label(first) | space.measure(first))["name"] == "sweep"
     assert [row["ratio"] for row in space.measure_finalists([first, second])] == [1.0, 1.0]
 
 
 def test_the_sweep_names_each_configuration_once_and_says_why_one_cannot_run():
     grid = sweep.grid()
-    space = sweep.TUNABLE_KERNEL.space((4, 16, 4096, 128), "bf16", "sm_100a")
+    space = sweep.AttentionSpace((4, 16, 4096, 128), compile_for="sm_100a")
     labels = [space.label(config)["kernel"] for config in grid]
     assert len(set(labels)) == len(grid)
     assert {bool(space.reject(config)) for config in grid} == {True, False}
     for shape in ((4, 16, 4096), (1, 1, 64, 96), (1, 1, 1 << 20, 64)):
         with pytest.raises(ValueError, match="D 64 or 128"):
-            sweep.TUNABLE_KERNEL.space(shape, "bf16", None)
+            sweep.AttentionSpace(shape)
 
 
 def test_command_line_refuses(capsys):

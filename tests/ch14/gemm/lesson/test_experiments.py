@@ -4,7 +4,7 @@ import pytest
 
 from ch14.gemm.configs import GemmConfig, configs, parse
 from ch14.gemm.lesson import experiments
-from ch14.gemm.lesson.experiments import GemmSpace
+from ch14.gemm.lesson.sweep import GemmSpace
 from tilelab.runtime import build, device
 
 
@@ -12,15 +12,15 @@ def test_a_build_is_what_a_launch_at_that_shape_asks_for():
     """Triton makes other kernels of sizes that are one, or no multiple of 16; the sweep builds the right one."""
     persistent, plain = parse("128,256,64,8,4"), GemmConfig(64, 64, 32, 4, 1)
     even, odd, one = (
-        GemmSpace(m, n, 4096).job(persistent) for m, n in ((4096, 4096), (1000, 1000), (1, 4096))
+        GemmSpace((m, n, 4096)).job(persistent) for m, n in ((4096, 4096), (1000, 1000), (1, 4096))
     )
     assert set(even.aligned) == {"M", "N", "K"} and set(odd.aligned) == {"K"}
     assert one.constants["M"] == 1 and "M" not in one.signature
-    strided = GemmSpace(4096, 1000, 4096, layout="n").job(plain)
+    strided = GemmSpace((4096, 1000, 4096), layout="n").job(plain)
     assert {"stride_a", "M", "K"} <= set(strided.aligned) and not {"stride_b", "stride_c", "N"} & set(
         strided.aligned
     )
-    scaled = GemmSpace(2048, 2048, 2048, "fp8").job(next(iter(configs("course", "fp8").values())))
+    scaled = GemmSpace((2048, 2048, 2048), "fp8").job(next(iter(configs("course", "fp8").values())))
     assert scaled.signature["scale_a_ptr"] == "*fp32"
 
 

@@ -28,6 +28,6 @@ def test_the_grid_of_a_test_is_a_part_that_can_still_be_cancelled(monkeypatch):
 def test_limits_are_longer_in_a_test_on_a_gpu(monkeypatch, quick, here, limit_s):
     monkeypatch.setenv("TILES_QUICK", quick)
     monkeypatch.setattr(device, "current", lambda: here)
-    engine = experiments.Sweep([], faults.FaultSpace("", can_measure=False), limit_s=5)
+    engine = experiments.Sweep([], faults.FaultSpace(compile_for="sm_90a"), limit_s=5)
     assert engine.limit_s == limit_s
     engine.finish()
