@@ -274,7 +274,7 @@ def _time(options: cli.Options, kernels: list[str]) -> dict[str, dict]:
     return {kernel: found[kernel].row() for kernel in kernels}
 
 
-def _measure(options: cli.Options) -> list[dict] | int:
+def _measure(options: cli.Options) -> list[dict]:
     is_fp8 = options.forms == blockscaled.PAIR
     instead = "compile it with --target sm_90a" if is_fp8 else "compile and plan it with --target sm_100a"
     device.require("has_tma", "running a block-scaled GEMM", f"{instead}, or read the records in results/")
