@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from tilelab.pictures import plots
 
 
-def canvas(title: str, source: str, width: float, height: float):
+def canvas(title: str, source: str, width: float, height: float) -> tuple[Figure, Axes]:
     """Return a figure of width x height inches and its axes, whose coordinates are inches."""
     figure, axes = plots.new_figure([title], title, source, height, layout="none")  # any other draws twice
     figure.set_size_inches(width, height)
@@ -20,7 +24,17 @@ def canvas(title: str, source: str, width: float, height: float):
     return figure, axes
 
 
-def box(axes, x, y, width, height, face="none", edge="none", text="", **rest):
+def box(
+    axes: Axes,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    face: str = "none",
+    edge: str = "none",
+    text: str = "",
+    **rest: Any,
+) -> None:
     """Draw a rectangle whose lower left corner is (x, y), with a text in its middle; `rest` goes to matplotlib."""
     axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **rest))
     if text:
@@ -33,12 +47,23 @@ def box(axes, x, y, width, height, face="none", edge="none", text="", **rest):
         )
 
 
-def write(axes, x, y, text, ha="center", size=7, **rest):
+def write(
+    axes: Axes, x: float, y: float, text: str, ha: str = "center", size: float = 7, **rest: Any
+) -> None:
     """Draw text at (x, y), which is the middle of its height."""
     axes.text(x, y, text, fontsize=size, ha=ha, va="center_baseline", **rest)
 
 
-def lanes(axes, top: float, left: float, scale: float, longest: float, name: str, spans, tones) -> None:
+def lanes(
+    axes: Axes,
+    top: float,
+    left: float,
+    scale: float,
+    longest: float,
+    name: str,
+    spans: Sequence[tuple],
+    tones: Mapping[str, str],
+) -> None:
     """Draw a schedule of `spans` (unit, group, begin, end): one lane per unit, in order, one tone per group."""
     units = list(dict.fromkeys(unit for unit, *_ in spans))
     write(axes, 0.05, top - 0.1, name, "left", 7.5, fontweight="bold")
@@ -55,7 +80,7 @@ def lighten(tone: str, share: float = 0.4) -> tuple:
     return tuple(1 - share * (1 - part) for part in to_rgb(tone))
 
 
-def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
+def draw_gemm(config: Any, m: int, n: int, k: int) -> plots.Picture:
     """Draw how tiles move in a bf16 GEMM, C (m, n) = A (m, k) B (k, n), on sm_90a.
 
     `config` has block_m, block_n, block_k, num_stages, epilogue_subtile and smem_bytes(dtype, target). A tile is to the

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Sequence
 
 import numpy
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -111,7 +112,9 @@ def colour(name: str) -> str:
     return COLOURS.get(name) or OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
 
 
-def new_figure(rows, title: str, source: str, height: float = SIZE[1], layout: str = "constrained"):
+def new_figure(
+    rows: Sequence[dict], title: str, source: str, height: float = SIZE[1], layout: str = "constrained"
+) -> tuple[Figure, Axes]:
     """Return a Picture with title and source, `height` inches high, and its axes. ValueError if `rows` is empty."""
     if not rows:
         raise ValueError("there is nothing to draw: the list of rows is empty.")
@@ -154,7 +157,7 @@ def _reason(row: dict, width: int = 56, lines: int = 2) -> str:
     return escape_math(textwrap.fill(text, width, max_lines=lines, placeholder=" …"))
 
 
-def label_lines(axes, rows, label: Key) -> None:
+def label_lines(axes: Axes, rows: Sequence[dict], label: Key) -> None:
     """Give each row a line of the chart, from top to bottom, with its label."""
     axes.set_yticks(range(len(rows))[::-1], [escape_math(_value(row, label)) for row in rows], fontsize=7.5)
     axes.set_ylim(-0.6, len(rows) - 0.4)
