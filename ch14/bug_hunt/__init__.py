@@ -3,7 +3,7 @@
 `find` starts from a suspected configuration and builds its way to the smallest one that still shows the symptom, with a
 Triton of any version. Every build is real, in a worker that may crash or hang. Read `hunts.py` first: it says what is
 searched. `kernels.py` holds what is built, `outcomes.py` reads what the compiler wrote, `environments.py` installs
-other Tritons, and `report.py` writes a report that is ready to file.
+other Tritons, and `lesson/report.py` writes a report that is ready to file.
 """
 
 from __future__ import annotations

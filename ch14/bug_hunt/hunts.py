@@ -23,6 +23,7 @@ PRODUCTS = r"(?:tcgen05\.mma|wgmma\.mma_async|mma\.sync)[\w.:]*"
 class Hunt:
     """A suspicion: `start` is the suspected configuration, `target` the suspected target.
 
+    `job(config, target)` names the file of the kernel, which may be anyone's, and a report takes the source from there.
     `outcome(report)` returns one of `outcomes`; the first is the good outcome. `words` explain the values of an axis.
     `expected` states the good outcome for a report. `evidence` names regular expressions that show it in PTX.
     """
@@ -209,8 +210,8 @@ HUNTS = {
             _specialize_outcome,
             _specialize_job,
             {"LOOP": NESTS, "LOADS": LOADS},
-            "Warps are specialised: the PTX asks for more threads than 32 x num_warps. If that is impossible, a message "
-            "says so.",
+            "Warps are specialised: the PTX asks for more threads than 32 x num_warps. If that is impossible, a "
+            "message says so.",
             {"threads per block": r"\.(?:req|max)ntid [\d, ]+", "setmaxnreg": r"setmaxnreg\.\w+"},
         ),
         Hunt(

@@ -1,9 +1,9 @@
 """The kernels that `ch14.bug_hunt` compiles. They import nothing but Triton and run under 3.5.1 to 3.9.0.
 
 `loop_kernel` is a GEMM whose loop over K has six forms, `specialized_kernel` a GEMM whose warps are to be specialised,
-`scaled_kernel` a GEMM on block-scaled operands. Constexpr arguments choose a form; `report.py` folds them away for the
-minimal source of a report. LOADS says how tiles are loaded: through "pointers", through descriptors that the kernel
-makes ("device"), or through descriptors that are passed to it ("host").
+`scaled_kernel` a GEMM on block-scaled operands. Constexpr arguments choose a form, and a report folds them away. LOADS
+says how tiles are loaded: through "pointers", through descriptors that the kernel makes ("device"), or through
+descriptors that are passed to it ("host").
 
 The hash of the recorded builds covers this file without its comments. Its code stays as it was recorded.
 """

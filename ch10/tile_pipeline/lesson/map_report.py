@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import math
+import pathlib
 import re
 import shutil
 import subprocess
@@ -19,10 +20,12 @@ import torch
 
 from tilelab.course import doctor
 from tilelab.measure import check
+from tilelab.records import report
 from tilelab.runtime import cuda, device, tensor_map
 
 DTYPES = {str(dtype)[6:]: dtype for dtype in tensor_map.DTYPES}
 FILE = "reproduce.cu"
+TEMPLATE = pathlib.Path(__file__).with_name("reproduce.cu.in")  # its @NAMES@ are filled in for a load
 LIMIT_S = 30
 ALIGNMENT = 1024  # of the box in shared memory
 MOST_BYTES = 1 << 30  # of the tensor that the reproducer allocates
@@ -213,113 +216,6 @@ def parse_load(text: str) -> BoxLoad:
 
 # ---- the reproducer
 
-_SCRIPT = r"""// Encodes a tensor map, loads one box by TMA, compares it with the tensor. Exit status 0: all is right.
-//
-//     nvcc -std=c++17 -arch=@TARGET@ reproduce.cu -lcuda -o reproduce && ./reproduce
-#ifdef __CUDACC_RTC__
-struct alignas(64) CUtensorMap { unsigned long long opaque[16]; };
-#else
-#include <cuda.h>
-#include <cuda_runtime.h>
-
-#include <cstdio>
-#include <cstring>
-#include <vector>
-#endif
-
-constexpr unsigned BOX_BYTES = @BOX_BYTES@, EXPECTED_BYTES = @EXPECTED@;
-
-// One block loads the box and writes its bytes to `out`. `answered` becomes 1 if the barrier's phase ends within 2 s.
-extern "C" __global__ void load_box(const __grid_constant__ CUtensorMap map, unsigned char* out, unsigned* answered) {
-    extern __shared__ unsigned char memory[];
-    __shared__ __align__(8) unsigned long long full;
-    const unsigned first = (unsigned)__cvta_generic_to_shared(memory), skip = (1024 - first % 1024) % 1024;
-    const unsigned box = first + skip, barrier = (unsigned)__cvta_generic_to_shared(&full);
-    if (threadIdx.x == 0) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                     ::"r"(barrier), "r"(EXPECTED_BYTES) : "memory");
-        asm volatile("cp.async.bulk.tensor.@RANK@d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                     " [%0], [%1, {@COORDINATES@}], [%2];" ::"r"(box), "l"(&map), "r"(barrier) : "memory");
-    }
-    __syncthreads();
-    unsigned done = 0;
-    unsigned long long begin, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-    do {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\nselp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done) : "r"(barrier) : "memory");
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    } while (!done && now - begin < 2000000000ull);
-    for (unsigned i = threadIdx.x; i < BOX_BYTES; i += blockDim.x) out[i] = memory[skip + i];
-    if (threadIdx.x == 0) *answered = done;
-}
-
-#ifndef __CUDACC_RTC__
-bool failed(const char* call, CUresult status) {
-    const char* name = "unknown error";
-    if (status != CUDA_SUCCESS) cuGetErrorName(status, &name), printf("%s: %s\n", call, name);
-    return status != CUDA_SUCCESS;
-}
-
-bool failed(const char* call, cudaError_t status) {
-    if (status != cudaSuccess) printf("%s: %s\n", call, cudaGetErrorName(status));
-    return status != cudaSuccess;
-}
-
-int main() {
-    constexpr int RANK = @RANK@, ITEM = @ITEM@;
-    const size_t bytes = @TENSOR_BYTES@;
-    // Lists begin with the innermost dimension.
-    const cuuint64_t shape[] = {@SHAPE@}, strides[] = {@STRIDES@};  // elements; bytes
-    const cuuint32_t box[] = {@BOX@}, steps[] = {@STEPS@};
-    const long long corner[] = {@CORNER@};
-
-    unsigned char *x, *out;
-    unsigned* answered;
-    if (failed("cudaMalloc", cudaMalloc(&x, bytes)) || failed("cudaMalloc", cudaMalloc(&out, BOX_BYTES)) ||
-        failed("cudaMalloc", cudaMalloc(&answered, sizeof(unsigned)))) return 1;
-    std::vector<unsigned char> host(bytes), found(BOX_BYTES);
-    for (size_t i = 0; i < bytes; ++i) host[i] = 1 + i * 131 % 251;
-    cudaMemcpy(x, host.data(), bytes, cudaMemcpyHostToDevice);
-    cudaMemset(out, 0xEE, BOX_BYTES);
-
-    CUtensorMap map;
-    if (failed("cuTensorMapEncodeTiled", cuTensorMapEncodeTiled(
-            &map, @TYPE@, RANK, x + @START@, shape, strides, box, steps,
-            CU_TENSOR_MAP_INTERLEAVE_NONE, @SWIZZLE@, @L2@,
-            @FILL@))) return 1;
-    const int smem = BOX_BYTES + 1024;
-    if (failed("cudaFuncSetAttribute", cudaFuncSetAttribute(load_box, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                            smem))) return 1;
-    load_box<<<1, 128, smem>>>(map, out, answered);
-    if (failed("load_box", cudaGetLastError()) || failed("load_box", cudaDeviceSynchronize())) return 1;
-    unsigned done;
-    cudaMemcpy(&done, answered, sizeof done, cudaMemcpyDeviceToHost);
-    cudaMemcpy(found.data(), out, BOX_BYTES, cudaMemcpyDeviceToHost);
-    if (!done) return printf("load_box: the barrier's phase did not end within 2 s\n"), 1;
-
-    unsigned wrong = 0;
-    for (unsigned i = 0; i < BOX_BYTES; ++i) {
-        unsigned element = i / ITEM;
-        long long from = @START@ + i % ITEM;
-        bool inside = true;
-        for (int d = 0; d < RANK; element /= box[d++]) {
-            const long long at = corner[d] + element % box[d];
-            inside &= at >= 0 && at < (long long)shape[d];
-            from += at * (d ? (long long)strides[d - 1] : ITEM);
-        }
-        if (!inside && @NAN_FILL@) continue;  // any NaN is right
-        const unsigned place = i ^ (i >> 7 & @MASK@) << 4;  // the swizzle
-        wrong += found[place] != (inside ? host[from] : 0);
-    }
-    printf("%u of %u bytes of the box are wrong\n", wrong, BOX_BYTES);
-    return wrong != 0;
-}
-#endif
-"""
-
 
 def make_reproducer(load: BoxLoad, target: str) -> str:
     """Return the CUDA C++ of the reproducer, complete with its main; NVRTC compiles its kernel alone."""
@@ -349,7 +245,7 @@ def make_reproducer(load: BoxLoad, target: str) -> str:
         "NAN_FILL": str(load.fill == "nan").lower(),
         "MASK": width // 16 - 1 if width else 0,
     }
-    return re.sub(r"@(\w+)@", lambda mark: str(values[mark[1]]), _SCRIPT)
+    return re.sub(r"@(\w+)@", lambda mark: str(values[mark[1]]), TEMPLATE.read_text(encoding="utf-8"))
 
 
 # ---- what happens on this GPU
@@ -496,32 +392,31 @@ def _course_version() -> str:
 
 def judge(load: BoxLoad, observed: str, target: str) -> tuple[str, bool]:
     """Return the sentence that says whose error it is, and whether it may be a bug of the driver or the compiler."""
-    if load.broken_map_rules() and (observed.startswith("not run") or REFUSED in observed):
-        return (
-            "This is an error of the program: the map breaks a rule, and the driver refuses such a map.",
-            False,
+    not_run, may_be_bug = observed.startswith("not run"), False
+    if load.broken_map_rules() and (not_run or REFUSED in observed):
+        verdict = "This is an error of the program: the map breaks a rule, and the driver refuses such a map."
+    elif load.broken_map_rules():
+        verdict = (
+            "The map breaks a rule, and the driver did not refuse it as documented. Mend the program first."
         )
-    if load.broken_map_rules():
-        return (
-            "The map breaks a rule, and the driver did not refuse it as documented. Mend the program first.",
-            False,
+    elif load.broken_load_rules(target):
+        verdict = "This is an error of the program: the load breaks a rule that only a run shows."
+    elif not_run:
+        verdict = (
+            "Every rule that can be checked here holds. Whether the load fails is not known before a run."
         )
-    if load.broken_load_rules(target):
-        return "This is an error of the program: the load breaks a rule that only a run shows.", False
-    if observed.startswith("not run"):
-        return (
-            "Every rule that can be checked here holds. Whether the load fails is not known before a run.",
-            False,
-        )
-    if observed.startswith("0 of"):
-        return (
+    elif observed.startswith("0 of"):
+        verdict = (
             "Nothing fails here: the map is accepted and the box is right. The error is in another part of the "
             "program."
-        ), False
-    return (
-        "Every rule that can be checked here holds, and the load still fails. If the points below hold too, this "
-        "may be a bug of the driver, the compiler or the GPU."
-    ), True
+        )
+    else:
+        may_be_bug = True
+        verdict = (
+            "Every rule that can be checked here holds, and the load still fails. If the points below hold too, this "
+            "may be a bug of the driver, the compiler or the GPU."
+        )
+    return verdict, may_be_bug
 
 
 def write_report(text: str, target: str) -> tuple[str, str, bool]:
@@ -540,19 +435,15 @@ def write_report(text: str, target: str) -> tuple[str, str, bool]:
         observed.partition(": ") if ran else ("cuTensorMapEncodeTiled", "", REFUSED if broken_map else "")
     )
     if broken_map:
-        title, expected = (
-            "the map breaks a rule",
-            f"`cuTensorMapEncodeTiled: {REFUSED}`, because of a broken rule.",
-        )
+        title = "the map breaks a rule"
+        expected = f"`cuTensorMapEncodeTiled: {REFUSED}`, because of a broken rule."
     elif broken_load:
         title, expected = "the load breaks a rule", f"Nothing is promised. With every rule kept: `{right}`."
     else:
         title, expected = observed if ran else "not run yet", f"`{right}`"
-    failed = (
-        f"`{call}`: `{error}`" + ("" if ran else ", by its documentation.")
-        if error
-        else ("No call failed." if ran else "Not known before a run.")
-    )
+    failed = "No call failed." if ran else "Not known before a run."
+    if error:
+        failed = f"`{call}`: `{error}`" + ("" if ran else ", by its documentation.")
     marks = [f"- [ ] broken: {sentence}" for sentence in (*broken_map, *broken_load)]
     if not broken_map:
         marks.append("- [x] The map keeps every rule of a tiled tensor map.")
@@ -560,43 +451,28 @@ def write_report(text: str, target: str) -> tuple[str, str, bool]:
         marks.append("- [x] The corner of the box and the bytes that the barrier expects keep their rules.")
     environment = [(row.name, row.detail) for row in doctor.check_environment((target,))]
     environment += [("nvcc", _nvcc_release()), ("course", _course_version())]
-    fields = [
-        (name, f"an aligned address + {value}" if name == "globalAddress" else value)
-        for name, value in load.fields().items()
-    ]
-    sections = [
-        f"# A load by tensor map: {title}",
-        verdict,
-        "## Whose error is it?",
-        "Checked for this report:",
-        "\n".join(marks),
-        "To be checked in your program:",
-        YOURS,
-        "File a report only if every point holds. A driver or compiler bug is then shown by the reproducer below, "
-        "which has no other code.",
-        "## Environment",
-        _table(["what", "which"], environment),
-        "## The arguments of cuTensorMapEncodeTiled",
-        _table(["field", "value"], fields),
-        f"The load asks for the box at {load.corner[::-1]}, innermost coordinate first. The barrier expects "
-        f"{load.box_bytes + load.extra:,} bytes.",
-        "## The call that failed",
-        failed,
-        "## Expected",
-        expected,
-        "## Observed",
-        f"`{observed}`",
-        "## Reproducer",
-        f"`reproduce.cu`, whose kernel compiles for {target} with NVRTC:",
-        f"```cuda\n{source}```",
-        f"```\nnvcc -std=c++17 -arch={target} reproduce.cu -lcuda -o reproduce && ./reproduce\n```",
-        "Before filing: search the release notes and the forum for the call and its error.",
-    ]
-    return "\n\n".join(sections) + "\n", verdict, may_be_bug
-
-
-def _table(head, rows) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
+    fields = load.fields()
+    fields["globalAddress"] = f"an aligned address + {load.start}"
+    sections = {
+        "Whose error is it?": [
+            "Checked for this report:",
+            "\n".join(marks),
+            "To be checked in your program:",
+            YOURS,
+            "File a report only if every point holds. A driver or compiler bug is then shown by the reproducer below, "
+            "which has no other code.",
+        ],
+        "The arguments of cuTensorMapEncodeTiled": [
+            report.make_table(["field", "value"], fields.items()),
+            f"The load asks for the box at {load.corner[::-1]}, innermost coordinate first. The barrier expects "
+            f"{load.box_bytes + load.extra:,} bytes.",
+        ],
+        "The call that failed": [failed],
+        "Expected": [expected],
+        "Observed": [f"`{observed}`"],
+    }
+    commands = f"nvcc -std=c++17 -arch={target} {FILE} -lcuda -o reproduce && ./reproduce"
+    script = report.Script(FILE, "cuda", source, commands, f", whose kernel compiles for {target} with NVRTC")
+    search = "the release notes and the forum for the call and its error"
+    title = f"A load by tensor map: {title}"
+    return report.write(title, verdict, environment, sections, script, search), verdict, may_be_bug

@@ -5,8 +5,8 @@ import pathlib
 import sys
 
 from ch14 import bug_hunt
-from ch14.bug_hunt import HUNTS, Builds, environments, report
-from ch14.bug_hunt.lesson import experiments
+from ch14.bug_hunt import HUNTS, Builds, environments
+from ch14.bug_hunt.lesson import experiments, report
 from tilelab import cli
 from tilelab.records import results
 from tilelab.runtime import device, files

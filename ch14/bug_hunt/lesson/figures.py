@@ -1,4 +1,4 @@
-"""The pictures of `ch14_bug_hunt`: loops, the path of a search, versions by targets, and a rule beside builds."""
+"""Pictures of builds: the path of a search, versions by targets, and a rule beside what was built."""
 
 from __future__ import annotations
 
@@ -20,81 +20,6 @@ TONES = {
     "fails": "#D55E00",
 }
 PALE = "#e6e6e6"
-ARROW = {"arrowstyle": "-|>", "color": "black", "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
-
-
-def loops_picture() -> plots.Picture:
-    """Draw a plain loop and one that carries tiles: which iteration loads what a product reads."""
-    width, height = plots.SIZE[0], 2.75
-    figure, axes = canvas(
-        "Carry: a product reads what the iteration before has loaded",
-        "k + 1 is loaded while k is multiplied, by hand: a manual double buffer",
-        width,
-        height,
-    )
-    for line, (name, carried) in enumerate((("plain", False), ("carry both", True))):
-        top = 2.18 - 1.08 * line
-        write(axes, 0.12, top - 0.08, name, "left", 8, fontweight="bold")
-        for step in range(3):
-            x = 1.25 + 1.4 * step
-            box(axes, x, top - 0.66, 1.3, 0.78, "#f4f4f4")
-            write(axes, x + 0.06, top + 0.03, f"iteration {step}", "left")
-            load = step + carried
-            for y, text, tone in (
-                (top - 0.28, f"load tile {load}", plots.colour("best")),
-                (top - 0.58, f"tl.dot on tile {step}", plots.colour("predicted")),
-            ):
-                box(axes, x + 0.08, y, 1.14, 0.2, tone)
-                write(axes, x + 0.65, y + 0.095, text, color="white")
-            if not carried:
-                axes.annotate("", (x + 0.65, top - 0.37), (x + 0.65, top - 0.28), arrowprops=ARROW)
-            elif step < 2:
-                axes.annotate("", (x + 1.48, top - 0.48), (x + 1.22, top - 0.18), arrowprops=ARROW)
-        if carried:
-            box(axes, 0.12, top - 0.58, 0.95, 0.2, plots.colour("best"))
-            write(axes, 0.6, top - 0.485, "load tile 0", color="white")
-            axes.annotate("", (1.33, top - 0.48), (1.07, top - 0.48), arrowprops=ARROW)
-    return figure.describe(
-        "Three iterations of two loops. In the plain loop each iteration loads a tile and "
-        "multiplies it. In the loop that carries both tiles, tile 0 is loaded before the loop, and "
-        "each iteration multiplies the tile of the iteration before while it loads the next one."
-    )
-
-
-def draw_definitions() -> plots.Picture:
-    """Draw how the pass walks from the operand of a product to the operation that defines it, in two loops."""
-    figure, axes = canvas(
-        "From a product to its load: no operation defines a carried tile",
-        "solid arrow: from a value to what defines it; dashed: to the next iteration",
-        7.2,
-        2.6,
-    )
-    chains = (
-        ("plain", ("tc_gen5_mma", "local_alloc", "descriptor_load"), "found: tt.latency = 3"),
-        ("carry b", ("tc_gen5_mma", "local_alloc", "block argument"), "no operation defines it"),
-    )
-    for (name, parts, outcome), y in zip(chains, (1.75, 0.95)):
-        write(axes, 0.1, y + 0.14, name, "left", 8, fontweight="bold")
-        for index, part in enumerate(parts):
-            x, last = 0.85 + 1.45 * index, index == 2
-            tone = TONES["builds" if name == "plain" else "fails"] if last else PALE
-            box(axes, x, y, 1.15, 0.28, tone, "none")
-            write(axes, x + 0.575, y + 0.135, part, color="white" if last else "black")
-            if index:
-                axes.annotate("", (x, y + 0.14), (x - 0.3, y + 0.14), arrowprops=ARROW)
-        write(axes, 0.85 + 2.9 + 1.25, y + 0.14, outcome, "left", 7.5)
-    box(axes, 0.85 + 2.9, 0.35, 1.15, 0.28, PALE, "none")
-    write(axes, 0.85 + 2.9 + 0.575, 0.485, "descriptor_load")
-    axes.annotate(
-        "", (0.85 + 2.9 + 0.575, 0.95), (0.85 + 2.9 + 0.575, 0.63), arrowprops=ARROW | {"linestyle": "--"}
-    )
-    write(axes, 5.0, 0.49, "loaded by the iteration before,\nhanded over by scf.yield", "left", 7)
-    return figure.describe(
-        "Two chains. In the plain loop the product's operand leads to local_alloc and to a "
-        "descriptor_load, which gets tt.latency = 3. In the loop that carries B it leads to "
-        "local_alloc and to a block argument, which no operation defines: its load belongs to the "
-        "iteration before."
-    )
 
 
 def path_picture(hunt: Hunt, steps: Sequence, title: str, source: str) -> plots.Picture:

@@ -139,12 +139,35 @@ def test_a_configuration_without_whole_numbers_is_one_sentence(config, found):
             use()
 
 
-def test_a_configuration_says_what_it_is():
+@pytest.mark.parametrize(
+    "config, name, old",
+    [
+        (
+            BulkConfig("bulk", 32, 2048, stages=4, chunks_per_cta=8),
+            "bulk · 32 threads · 2048 B per chunk · 4 stages · 8 chunks per CTA",
+            "bulk 32 × 2048 B, 4 stages, 8 per CTA",
+        ),
+        (
+            BulkConfig("bulk_in_order", 32, 2048, chunks_per_cta=0, ctas_per_sm=2),
+            "bulk_in_order · 32 threads · 2048 B per chunk · persistent · 2 CTAs per SM",
+            "bulk_in_order 32 × 2048 B, 1 stage, 2 CTAs per SM",
+        ),
+        (BulkConfig("loads", 256, 4096), "loads · 256 threads · 4096 B per chunk", "loads 256 × 4096 B"),
+    ],
+)
+def test_a_configuration_has_a_name_that_can_be_read_back(config, name, old):
+    assert config.name == str(config) == name
+    assert bulk_copy.parse(name) == bulk_copy.parse(old) == config
+
+
+@pytest.mark.parametrize("text", ["", "bulk", "bulk · 32 threads · 4 warps", "loads 256 × 4096 B, 2 stages"])
+def test_what_is_no_name_of_a_configuration_is_refused(text):
+    with pytest.raises(ValueError, match="name"):
+        bulk_copy.parse(text)
+
+
+def test_a_configuration_knows_its_shared_memory():
     ring = BulkConfig("bulk", 32, 2048, stages=4, chunks_per_cta=8)
-    assert str(ring) == "bulk 32 × 2048 B, 4 stages, 8 per CTA"
-    persistent = dataclasses.replace(ring, chunks_per_cta=0, ctas_per_sm=2)
-    assert str(persistent) == "bulk 32 × 2048 B, 4 stages, 2 CTAs per SM"
-    assert str(BulkConfig("loads", 256, 4096)) == "loads 256 × 4096 B"
     assert (ring.smem_bytes(1), ring.smem_bytes(2)) == (8192, 16384)
     assert BulkConfig("loads", 256, 4096).smem_bytes(2) == 0
 
@@ -411,7 +434,10 @@ def test_rings_that_lack_a_line_run_at_once(monkeypatch):
     rows = experiments.run_broken_kernels.__wrapped__()
     assert [row["name"] for row in rows] == [fault for _, _, fault in cases]
     assert [row["reason"][0] for row in rows] == [str(number) for number in range(len(cases))]
-    assert rows[1]["kernel"] == "axpy, bulk 256 × 4096 B, 4 stages, 4 CTAs per SM, without expect_tx"
+    assert (
+        rows[1]["kernel"]
+        == "axpy, bulk · 256 threads · 4096 B per chunk · 4 stages · persistent · 4 CTAs per SM, without expect_tx"
+    )
 
 
 @pytest.mark.fault

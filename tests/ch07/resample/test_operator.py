@@ -144,8 +144,24 @@ def test_bad_configuration_is_one_sentence(change, message):
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-def test_a_configuration_says_what_it_is():
-    assert str(ResampleConfig("vectors", 128, 64, 4)) == "vectors, 128 threads, 64 targets, 4 in flight"
+@pytest.mark.parametrize(
+    "config, name",
+    [
+        (ResampleConfig("lane0_search", 256, 64), "lane0_search · 256 threads · 64 targets"),
+        (
+            ResampleConfig("vectors", 128, 64, 4, sample=16),
+            "vectors · 128 threads · 64 targets · 4 in flight · 1 of 16 times in shared memory",
+        ),
+    ],
+)
+def test_a_configuration_has_a_name_that_can_be_read_back(config, name):
+    assert config.name == str(config) == name
+    assert resample.parse(name) == resample.parse(name.replace(" · ", ", ")) == config
+    with pytest.raises(ValueError, match="must have a kernel"):
+        resample.parse(config.kernel)
+
+
+def test_a_configuration_has_the_name_of_its_kernel():
     assert {name: config.kernel for name, config in resample.configs().items()} == {
         name: name for name in LADDER
     }

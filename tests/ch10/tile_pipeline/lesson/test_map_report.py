@@ -181,8 +181,8 @@ def test_without_a_gpu_the_report_says_what_is_missing(capsys, tmp_path, load, v
     assert status == 0 and not err and verdict in out and verdict in text and "nothing was sent" in out
     parts = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert parts == [
-        "Whose error is it?",
         "Environment",
+        "Whose error is it?",
         "The arguments of cuTensorMapEncodeTiled",
         "The call that failed",
         "Expected",

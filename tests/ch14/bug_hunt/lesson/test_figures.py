@@ -14,8 +14,6 @@ LOOP = HUNTS["loop"]
 
 @functools.cache
 def draw(name):
-    if name == "loops":
-        return figures.loops_picture()
     if name == "path":
         found = bug_hunt.find(Builds(LOOP, "3.5.1", "sm_100a", experiments.load_record("loop").rows))
         return figures.path_picture(LOOP, found.steps, "To the smallest trigger", "made up")
@@ -35,7 +33,7 @@ def draw(name):
     return figures.matrix_picture(rows, "Versions by targets", "made up")
 
 
-@pytest.mark.parametrize("name", ["loops", "path", "rule", "specialized", *HUNTS])
+@pytest.mark.parametrize("name", ["path", "rule", "specialized", *HUNTS])
 def test_legible(name):
     assert_legible(draw(name))
 

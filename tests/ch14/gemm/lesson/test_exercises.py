@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from ch14.gemm.lesson import exercises, figures
+from ch14.gemm.lesson import exercises
 from tilelab import ROOT
 from tilelab.cells import lesson, triton_cell
 
@@ -171,26 +171,3 @@ def test_a_wrong_persistent_loop_fails(change):
 def test_a_stub_is_not_solved_yet(check, name):
     with pytest.raises(NotImplementedError):
         check(*define(VERSIONS, name))
-
-
-def test_the_raster_of_the_picture_is_that_of_the_kernel():
-    assert figures.raster(4, 3, 2).tolist() == [[0, 2, 4], [1, 3, 5], [6, 8, 10], [7, 9, 11]]
-    assert sorted(figures.raster(5, 3, 2).flatten()) == list(range(15))
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [figures.draw_stages, figures.draw_raster, figures.draw_smem, figures.draw_waves, figures.draw_programs],
-)
-def test_pictures_say_what_they_show(draw):
-    picture = draw()
-    assert len(picture.description) > 60 and picture._repr_png_()
-    assert "\n" not in picture.get_suptitle(), "the title fits on its line"
-
-
-def test_a_schedule_keeps_its_rules():
-    for stages in (1, 2, 5):
-        plan = figures.schedule(stages, 9, 1.0, 0.3)
-        for step, (issued, landed, begin, _) in enumerate(plan):
-            assert begin >= landed and (step < stages or issued >= plan[step - stages][3])
-    assert figures.schedule(1, 4, 1.0, 0.5)[-1][3] == pytest.approx(6.0)

@@ -21,8 +21,8 @@ from importlib.util import find_spec
 
 from ch14 import bug_hunt
 from ch14.bug_hunt import Builds, Finding, environments
-from ch14.bug_hunt.hunts import KERNELS
 from ch14.bug_hunt.outcomes import locate_failing_pass, make_row
+from tilelab.records import report
 from tilelab.runtime import build
 from tilelab.runtime.build import Job
 
@@ -77,27 +77,47 @@ class _Inline(ast.NodeTransformer):
         return _Fold(arguments).visit(copy.deepcopy(function.body[0].value))
 
 
+def _read_definitions(job: Job) -> dict[str, ast.stmt]:
+    """Return what the file of a job's kernel defines, by name. The hunt's own job says where this file is."""
+    place = job.kernel.rpartition(":")[0]
+    path = place if place.endswith(".py") else find_spec(place).origin
+    found: dict[str, ast.stmt] = {}
+    for node in ast.parse(pathlib.Path(path).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):  # a constant of the kernel
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            found[ast.unparse(target)] = node
+    return found
+
+
+def _list_names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
 def reduce_source(job: Job) -> tuple[str, dict[str, str]]:
-    """Return (source, signature) of a job's kernel, and of what it calls, for the constants of that job.
+    """Return (source, signature) of a job's kernel, and of what it needs of its file, for the constants of that job.
 
     No constexpr argument is left, no branch that is not taken, and no argument that is not used.
     """
-    tree = ast.parse(KERNELS.read_text())
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    kernel = functions.pop(job.kernel.rpartition(":")[2])
+    definitions = _read_definitions(job)
+    kernel = definitions.pop(job.kernel.rpartition(":")[2])
+    functions = {name: node for name, node in definitions.items() if isinstance(node, ast.FunctionDef)}
     for function in (kernel, *functions.values()):
         folded = {parameter.arg for parameter in function.args.args} & set(job.constants)
         # A helper has other names for its tile sizes, because they differ from call to call, so those are not folded.
         _Fold({name: ast.Constant(job.constants[name]) for name in folded}).visit(function)
         function.args.args = [parameter for parameter in function.args.args if parameter.arg not in folded]
     kernel = _Inline(functions).visit(kernel)
-    used = {node.id for node in ast.walk(kernel) if isinstance(node, ast.Name)}
+    used = _list_names(kernel)
     kernel.args.args = [parameter for parameter in kernel.args.args if parameter.arg in used]
-    helpers = [function for name, function in functions.items() if name in used]
+    needed, size = used & set(definitions), -1
+    while len(needed) > size:  # a helper may need another one
+        size = len(needed)
+        needed |= {name for each in needed for name in _list_names(definitions[each]) & set(definitions)}
+    parts = [*(node for name, node in definitions.items() if name in needed), kernel]
     signature = {parameter.arg: job.signature[parameter.arg] for parameter in kernel.args.args}
-    return "\n\n\n".join(
-        ast.unparse(ast.fix_missing_locations(node)) for node in (*helpers, kernel)
-    ), signature
+    return "\n\n\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in parts), signature
 
 
 def make_script(finding: Finding) -> tuple[str, Job]:
@@ -190,16 +210,9 @@ def reproduces(finding: Finding) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, FILE).write_text(text)
         job = dataclasses.replace(job, kernel=f"{folder}/{job.kernel}")
-        report = build.build_one(job, bug_hunt.LIMIT_S, cache=folder, triton=builds.other_triton)
-    row = make_row(builds.hunt, builds.triton, finding.config, report)
+        built = build.build_one(job, bug_hunt.LIMIT_S, cache=folder, triton=builds.other_triton)
+    row = make_row(builds.hunt, builds.triton, finding.config, built)
     return bug_hunt.symptom(row) == bug_hunt.symptom(finding.row)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
 
 
 def write_report(finding: Finding, versions: Sequence[str] = ()) -> str:
@@ -220,60 +233,47 @@ def write_report(finding: Finding, versions: Sequence[str] = ()) -> str:
         for version in versions
         if version != builds.triton
     ]
-    title = f"[{builds.target}] {builds.hunt.title}: " + (
-        f"{row['stage']} fails" if row["outcome"] == "fails" else row["outcome"]
-    )
-    sections = [
-        f"# {title} (Triton {builds.triton})",
-        finding.sentence,
-        "## Environment",
-        _table(
-            ["what", "which"],
-            [
-                ["Triton", f"{builds.triton}, the wheel from PyPI"],
-                ["Python", platform.python_version()],
-                ["system", f"{platform.system()}, {platform.machine()}"],
-                ["target", f"{builds.target}, compiled for it without a GPU"],
-            ],
-        ),
-        "## Minimal source",
-        f"`{FILE}`:",
-        f"```python\n{text}```",
-        "## Command",
-        f"```\npip install triton=={builds.triton}\npython {FILE}\n```",
-        "## Expected",
-        builds.hunt.expected,
-        "## Actual",
-        f"Exit status {status}."
-        + (f" The pass in the dumped pipeline: `{failing_pass}`." if failing_pass else ""),
-        f"```\n{output}\n```",
-        "## What was varied",
-        f"One axis at a time was varied around the smallest trigger ({trigger}). Away from these axes, "
-        f"{finding.correct_probes} of {len(finding.probes)} random configurations behave as the first sentence says. "
-        f"There were {len(builds.rows)} builds.",
-        _table(
-            ["axis", "shows it", "does not"],
-            [
-                [axis, ", ".join(map(str, values)), ", ".join(map(str, finding.harmless[axis])) or "none"]
-                for axis, values in finding.triggers.items()
-            ],
-        ),
-        "\n".join(
-            f"- {axis} `{value}`: {what}"
-            for axis, words in builds.hunt.words.items()
-            for value, what in words.items()
-        ),
+    what = f"{row['stage']} fails" if row["outcome"] == "fails" else row["outcome"]
+    environment = [
+        ("Triton", f"{builds.triton}, the wheel from PyPI"),
+        ("Python", platform.python_version()),
+        ("system", f"{platform.system()}, {platform.machine()}"),
+        ("target", f"{builds.target}, compiled for it without a GPU"),
     ]
-    if others:
-        sections += [
-            "## Other versions",
-            _table(
-                ["Triton", "the trigger", "where", "message"],
-                [
-                    [other["triton"], other["outcome"], other.get("stage", ""), other.get("message", "")]
-                    for other in others
-                ],
+    axes = [
+        (axis, ", ".join(map(str, values)), ", ".join(map(str, finding.harmless[axis])) or "none")
+        for axis, values in finding.triggers.items()
+    ]
+    sections = {
+        "Expected": [builds.hunt.expected],
+        "Observed": [
+            f"Exit status {status}."
+            + (f" The pass in the dumped pipeline: `{failing_pass}`." if failing_pass else ""),
+            report.fence(output),
+        ],
+        "What was varied": [
+            f"One axis at a time was varied around the smallest trigger ({trigger}). Away from these axes, "
+            f"{finding.correct_probes} of {len(finding.probes)} random configurations behave as the first sentence "
+            f"says. There were {len(builds.rows)} builds.",
+            report.make_table(["axis", "shows it", "does not"], axes),
+            "\n".join(
+                f"- {axis} `{value}`: {meaning}"
+                for axis, words in builds.hunt.words.items()
+                for value, meaning in words.items()
             ),
+        ],
+    }
+    if others:
+        rows = [
+            (each["triton"], each["outcome"], each.get("stage", ""), each.get("message", ""))
+            for each in others
         ]
-    sections.append("Before filing: search the tracker for the message, and for the pass.")
-    return "\n\n".join(filter(None, sections)) + "\n"
+        sections["Other versions"] = [report.make_table(["Triton", "the trigger", "where", "message"], rows)]
+    return report.write(
+        f"[{builds.target}] {builds.hunt.title}: {what} (Triton {builds.triton})",
+        finding.sentence,
+        environment,
+        sections,
+        report.Script(FILE, "python", text, f"pip install triton=={builds.triton}\npython {FILE}"),
+        "the tracker for the message, and for the pass",
+    )
