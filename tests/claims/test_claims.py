@@ -96,11 +96,12 @@ def test_the_policy_names_every_verdict_and_kind():
 
 def test_margins():
     assert judge.is_at_least(1.49, 1.5) and not judge.is_at_least(1.46, 1.5)
-    assert (
-        judge.is_within(2.03, 1.5, 2)
-        and not judge.is_within(2.05, 1.5, 2)
-        and not judge.is_within(1.46, 1.5, 2)
-    )
+    assert [judge.is_within(value, 1.5, 2) for value in (1.46, 1.48, 2.03, 2.05)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
     assert judge.is_better(1.03, 1) and not judge.is_better(1.01, 1)
 
 
@@ -155,9 +156,8 @@ def change(monkeypatch, tmp_path):
 
     def write(name, function):
         path = tmp_path / results.PREFERRED / f"{name}.json"
-        changed = function(
-            json.loads((ROOT / "results" / results.PREFERRED / path.name).read_text(encoding="utf-8"))
-        )
+        original = ROOT / "results" / results.PREFERRED / path.name
+        changed = function(json.loads(original.read_text(encoding="utf-8")))
         path.write_text(changed if isinstance(changed, str) else json.dumps(changed), encoding="utf-8")
 
     return write
@@ -280,16 +280,10 @@ def test_without_records_nothing_is_invented(every, monkeypatch, tmp_path):
 
 def test_new_records_make_a_new_readme(every, change):
     assert [each.claim.judge().finding for each in every] == [each.finding for each in every]
-    change(
-        "ch07_resample_ncu",
-        lambda record: (
-            record | {"rows": [row | {"dram_percent": row["dram_percent"] / 2} for row in record["rows"]]}
-        ),
-    )
+    change("ch07_resample_ncu", with_rows(dram_percent=20.0))
     moved = {each.claim.name for each in every if each.claim.judge().finding != each.finding}
-    assert "target" in moved and moved <= {
-        each.claim.name for each in every if "ch07_resample_ncu" in each.records
-    }
+    reading = {each.claim.name for each in every if "ch07_resample_ncu" in each.records}
+    assert "target" in moved and moved <= reading
 
 
 # Where one of these records is missing, a rule judges by other evidence.
@@ -368,8 +362,10 @@ def test_a_verdict_is_of_the_builds(name, function, answer, after, monkeypatch):
 
 
 H200_GBPS = device.KNOWN["H200"].peak_gbps
-READ = lambda *names: dict.fromkeys(names, ["torch"])  # noqa: E731
-ROW_3 = {"greedy": "5 + 5", "attempt 2": "5 + 4", "note us": 38.88, "floor us": 1.2}
+READ = builds, "variables_read", lambda *names: dict.fromkeys(names, ["torch"])
+NEW_TILE = {"tile": "256 x 256", "verdict": "new"}
+NEW_STAGES = {"test": "test 3", "same kernel": False, "greedy": "5 + 5", "attempt 2": "5 + 4"}
+NEW_STAGES |= {"note us": 38.88, "floor us": 1.2}
 
 
 def with_sheet(gpu, **fields):
@@ -390,27 +386,14 @@ BY_FACTS = [
         {"listing": "auto token = cuda::device::barrier_arrive_tx(barrier, 1, 1024);"},
         (builds, "nvrtc_error", lambda *_: ""),
     ),
-    (
-        "variables_without_effect",
-        {},
-        (builds, "variables_read", READ),
-        (builds, "always_compiles", lambda: True),
-    ),
+    ("variables_without_effect", {}, READ, (builds, "always_compiles", lambda: True)),
     ("utilisation_is_the_measure", {}, with_sheet("B200", peak_gbps=1000)),
     ("b200_speed", {}, with_sheet("B200", bf16_tflops=800)),
     ("transactions", {"lane_bytes": 4}),
     ("tolerance", {"dtype": "float32"}),
     ("fewer_reads", {}, (figures, "count_wavefronts", lambda words: sum(word >= 0 for word in words))),
-    (
-        "accumulators_slower",
-        {},
-        (note_attempts, "accumulator_rows", lambda: [{"tile": "256 x 256", "verdict": "new"}]),
-    ),
-    (
-        "balanced_stages",
-        {},
-        (note_attempts, "stage_rows", lambda: [ROW_3 | {"test": "test 3", "same kernel": False}]),
-    ),
+    ("accumulators_slower", {}, (note_attempts, "accumulator_rows", lambda: [NEW_TILE])),
+    ("balanced_stages", {}, (note_attempts, "stage_rows", lambda: [NEW_STAGES])),
 ]
 
 
@@ -454,12 +437,9 @@ def plant_searches(lane_0=0.4, every_lane=0.5, every_thread=0.3, every_fourth=0.
 
 
 def plant_reads(all_lanes, lane_0):
-    return {
-        "ch07_resample_reads": [
-            {"name": name, "shared_load_wavefronts": count}
-            for name, count in (("warp_search", all_lanes), ("note_v2, a block per chunk", lane_0))
-        ]
-    }
+    counts = {"warp_search": all_lanes, "note_v2, a block per chunk": lane_0}
+    rows = [{"name": name, "shared_load_wavefronts": count} for name, count in counts.items()]
+    return {"ch07_resample_reads": rows}
 
 
 def plant_dram(cautious, proposed):
@@ -490,36 +470,20 @@ def plant_peers(flash_4, **fields):
 
 def plant_pointwise(*cases):
     """Return rows of functions, given as (% of an H200's peak without TMA, gain of TMA, MiB, loads by TMA)."""
-    return {
-        "ch14_compiled_pointwise": [
-            {
-                "case": str(i),
-                "status": "ok",
-                "ratio": gain,
-                "gbps": percent / 100 * H200_GBPS * gain,
-                "mib": mib,
-                "tma_loads": loads,
-                "tma_stores": 0,
-            }
-            for i, (percent, gain, mib, loads) in enumerate(cases)
-        ]
-    }
+    keys = ("gbps", "ratio", "mib", "tma_loads")
+    rows = [dict(zip(keys, (share / 100 * H200_GBPS * gain, gain, *rest))) for share, gain, *rest in cases]
+    return {"ch14_compiled_pointwise": [row | {"status": "ok", "tma_stores": 0} for row in rows]}
 
 
 def plant_workers(plain, activated):
     """Return rows of 1 to 3 epilogue warps, given the speed of one relative to two, for two epilogues."""
-    return {
-        "ch14_blockscaled_epilogue_warps": [
-            {"epilogue": kind, "name": name, "shape": [8192, 8192, 1024], "ratio": ratio, "status": "ok"}
-            for kind, one in (("bf16", plain), ("bias, SiLU and bf16", activated))
-            for name, ratio in (
-                ("the consumers, 4 stages", 2.0),
-                ("1 warp", one),
-                ("2 warps", 1.0),
-                ("3 warps", 0.9),
-            )
-        ]
-    }
+    others = {"the consumers, 4 stages": 2.0, "1 warp": None, "2 warps": 1.0, "3 warps": 0.9}
+    rows = [
+        {"epilogue": kind, "name": name, "shape": [8192, 8192, 1024], "ratio": ratio or one, "status": "ok"}
+        for kind, one in (("bf16", plain), ("bias, SiLU and bf16", activated))
+        for name, ratio in others.items()
+    ]
+    return {"ch14_blockscaled_epilogue_warps": rows}
 
 
 LARGE_AT_90, SMALL_AT_10, NO_TMA = (90, 1.0, 500, 2), (10, 0.5, 6, 2), (20, 0.9, 500, 0)
