@@ -49,7 +49,7 @@ record: $(READY)
 # margin is wider than the default because the layers of language models are timed in short rounds: in one of 220 layers
 # the same configuration fell by 4 % more than both spreads.
 compare: $(READY)
-	@committed=$$(.venv/bin/python -m tilelab.records.headlines --folder) || exit 2; \
+	@committed=$$(.venv/bin/python -m tilelab.records.compare --folder) || exit 2; \
 	if ls "$$committed"/ch*.json >/dev/null 2>&1; then \
 		.venv/bin/python -m tilelab.course.record --experiments --to build/headlines && \
 		.venv/bin/python -m tilelab.records.compare "$$committed" build/headlines --headlines --margin 5; \

@@ -11,10 +11,11 @@ import tomllib
 import nbformat
 import pytest
 
-from ch07.resample.lesson import audit, figures
+from ch07.resample.lesson import figures
 from ch14.blockscaled.lesson import note_attempts
 from claims import answers, builds, judge, trial
 from claims.__main__ import main
+from claims.audits import resample as audit
 from claims.judge import HOLDS, HOLDS_HERE, NO_RECORD, NOT_HERE, ONLY_IF, ONLY_IF_HERE, REFUTED, UNTESTED
 from tilelab import ROOT
 from tilelab.course import doctor

@@ -17,6 +17,9 @@ such ratios, and with 3 % none. A ratio without a spread comes from a quick timi
 A time without a peer is never compared, because the clock of the GPU and the load of the CPU change it. The time of one
 call was 1.8 times as long in the next recording of the same code.
 
+--stacks compares nothing; it writes docs/stacks.md, with the headlines of the H200 under two versions of torch.
+--folder prints the folder for the headlines of this GPU and this version of torch.
+
 Exit status: 0 if nothing became worse, 1 if something did, 2 for bad usage, a folder without records, or another GPU.
 """
 
@@ -33,7 +36,7 @@ from dataclasses import dataclass
 
 from tilelab import cli
 from tilelab.records import gpus, headlines, results
-from tilelab.runtime import device
+from tilelab.runtime import device, files
 
 MARGIN_PERCENT = 3.0
 QUICK_MARGIN = 0.07  # with MARGIN_PERCENT, 2 of 4,489 recordings of the same code fell further
@@ -65,17 +68,10 @@ def read_records(folder: str, only: Sequence[str] = ()) -> Records:
     path = pathlib.Path(folder)
     if not path.is_dir():
         raise ValueError(f"{folder} is not a folder.")
-    files = [
-        file
-        for pattern in ("*.json", "*/*.json")
-        for file in sorted(path.glob(pattern))
-        if file.stem != "tests"
-    ]
-    if any(
-        file.parent == path for file in files
-    ):  # a folder of one GPU; those in it hold other software's records
-        files = [file for file in files if file.parent == path]
-    found = [results.read(file) for file in files if not only or file.stem in only]
+    # A folder of one GPU holds its records; the folders in it hold those of other software.
+    own = [file for file in sorted(path.glob("*.json")) if file.stem != "tests"]
+    every = own or [file for file in sorted(path.glob("*/*.json")) if file.stem != "tests"]
+    found = [results.read(file) for file in every if not only or file.stem in only]
     if not found:
         raise ValueError(f"{folder} holds no records{' of the headlines' if only else ''}.")
     return {(results.gpu_folder(record), record["experiment"]): record for record in found}
@@ -271,15 +267,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = cli.make_plain_parser(
         "tilelab.records.compare", "List what became worse between two sets of records."
     )
-    parser.add_argument(
-        "old", metavar="OLD", help="a folder of records, such as results/nvidia-h200 or results"
-    )
-    parser.add_argument(
-        "new", metavar="NEW", help="another one, such as one that tilelab.course.record has just written"
-    )
-    parser.add_argument(
-        "--headlines", action="store_true", help="compare only the experiments of tilelab.records.headlines"
-    )
+    parser.add_argument("folders", nargs="*", metavar="OLD NEW", help="two folders of records")
+    parser.add_argument("--headlines", action="store_true", help="compare only the headline experiments")
+    parser.add_argument("--stacks", action="store_true", help="write docs/stacks.md")
+    parser.add_argument("--folder", action="store_true", help="print the folder for this GPU and this torch")
     parser.add_argument(
         "--margin",
         type=float,
@@ -291,8 +282,16 @@ def main(arguments: list[str] | None = None) -> int:
     if not 0 <= options.margin <= 100:
         parser.error(f"--margin must be from 0 to 100; it is {options.margin:g}.")
     only = headlines.EXPERIMENTS if options.headlines else ()
+    if len(options.folders) != (0 if options.stacks or options.folder else 2):
+        parser.error("it takes two folders, OLD and NEW, or --stacks or --folder alone.")
     try:
-        old, new = (read_records(folder, only) for folder in (options.old, options.new))
+        if options.folder:
+            print(headlines.find_folder())
+        if options.stacks:
+            files.write_atomically(headlines.PAGE, headlines.make_page())
+        if not options.folders:
+            return 0
+        old, new = (read_records(folder, only) for folder in options.folders)
         _require_same_gpu(old, new)
         problems = sort_problems([*find_problems(old, new, options.margin), *find_changed_verdicts(old, new)])
     except (OSError, ValueError) as error:

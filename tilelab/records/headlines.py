@@ -1,9 +1,8 @@
-"""Show the course's headline figures with two versions of torch: `python -m tilelab.records.headlines`.
+"""The course's headline figures, and the page that shows them with two versions of torch.
 
-`python -m tilelab.course.record --experiments` measures EXPERIMENTS. results/<gpu>/ holds the records of one version of torch,
-and results/<gpu>/torch-2.13/ holds the headlines of another version. The command prints a page with both for the H200
-and with the summaries of the tests on every GPU, and --write writes it to docs/stacks.md. Exit status: 0, or 2 for bad
-usage and for a second set that is missing.
+`python -m tilelab.course.record --experiments` measures EXPERIMENTS. results/<gpu>/ holds the records of one version of
+torch, and results/<gpu>/torch-2.13/ the headlines of another one. `python -m tilelab.records.compare --stacks` writes
+the page with both for the H200, and with the summaries of the tests on every GPU.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import json
 import pathlib
 import statistics
 
-from tilelab import ROOT, cli
+from tilelab import ROOT
 from tilelab.records import gpus, results
-from tilelab.runtime import device, files, provenance
+from tilelab.runtime import device, provenance
 
 PAGE = ROOT / "docs" / "stacks.md"
 # (what is compared with what, experiment, fields of the rows that count)
@@ -53,7 +52,7 @@ TEXT = """\
 # Two versions of torch
 
 The records of the {gpu} come from {old}. This page compares the course's headline figures with the figures of {new}. \
-`python -m tilelab.records.headlines --write` computes it from the records in `results/{folder}/`.
+`python -m tilelab.records.compare --stacks` computes it from the records in `results/{folder}/`.
 
 Each figure is the course's speed relative to the peer's, timed in the same run; above 1 the course is faster. Several \
 rows are summarised by their geometric mean, where the README may show one of them. The peers belong to the software \
@@ -126,11 +125,13 @@ def compare_headline(old: dict | None, new: dict | None, fields: dict) -> list[s
     ]
 
 
-def make_page(folder: pathlib.Path, other: pathlib.Path) -> str:
-    """Return the Markdown page that shows the headlines of two folders of records of one GPU.
+def make_page() -> str:
+    """Return the Markdown page that shows the headlines of the H200 with both versions of torch.
 
     ValueError for a folder without a headline's record.
     """
+    folder = results.results_folder() / results.PREFERRED
+    other = find_second_set(folder)
     found = [
         {name: results.read(path) for name in EXPERIMENTS if (path := each / f"{name}.json").exists()}
         for each in (folder, other)
@@ -208,30 +209,3 @@ def find_second_set(folder: pathlib.Path) -> pathlib.Path:
             "--experiments makes them."
         )
     return max(others, key=lambda path: [int(part) for part in path.name.removeprefix("torch-").split(".")])
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    parser = cli.make_plain_parser(
-        "tilelab.records.headlines", "The course's headline figures with two versions of torch."
-    )
-    parser.add_argument("--write", action="store_true", help="write docs/stacks.md")
-    parser.add_argument("--folder", action="store_true", help="print the folder for this GPU and this torch")
-    options = parser.parse_args(arguments)
-    try:
-        if options.folder:
-            print(find_folder())
-            return 0
-        folder = results.results_folder() / results.PREFERRED
-        page = make_page(folder, find_second_set(folder))
-        if options.write:
-            files.write_atomically(PAGE, page)
-        else:
-            print(page, end="")
-    except (OSError, ValueError) as error:
-        parser.error(f"{device.first_line(error).rstrip('.')}.")
-    return 0
-
-
-if __name__ == "__main__":
-    cli.run_main(main)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import pathlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -135,21 +134,6 @@ def run(kernel: type[Space], path: str, share: float | None = None) -> int:
             print(*tuned.keep(kernel.table, [row], gpu), flush=True)
     print(f"The table is {table}.")
     return status
-
-
-def run_command(module: str, kernel: type[Space], path: str) -> int:
-    """Do what `run` does for `python -m module --tune path`. Return the exit status: 2 for an error, told in one line
-    on stderr, and 130 for Ctrl-C."""
-    try:
-        return run(kernel, path)
-    except BrokenPipeError:
-        raise  # to `cli.run_main`
-    except (ValueError, OSError, RuntimeError) as error:  # Unsupported and CompileError are RuntimeErrors
-        print(f"python -m {module}: {device.first_line(error)}.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"python -m {module}: cancelled; the shapes that were printed are kept.", file=sys.stderr)
-        return 130
 
 
 def read_shapes(path: str, multiples: tuple[int, int] = (8, 8)) -> list[tuple[int, int, int]]:

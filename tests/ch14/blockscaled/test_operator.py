@@ -11,9 +11,9 @@ import torch
 
 from ch10.wgmma_gemm.configs import WgmmaConfig
 from ch14 import blockscaled, fp8_gemm, mx_formats
-from ch14.blockscaled import __main__ as command
 from ch14.blockscaled import emulated, native
 from ch14.blockscaled.emulated import FORMS
+from ch14.blockscaled.lesson.command import COMMAND as command
 from ch14.fp4_decode.lesson.verification import make_packed
 from ch14.fp8_gemm.lesson.verification import fp8_operands
 from ch14.mx_formats import number_formats, packing
@@ -325,11 +325,10 @@ FP8 = "--ab_dtype Float8E4M3FN --sf_dtype Float32 --sf_vec_size 128"
 @pytest.mark.parametrize(
     "argv, message",
     [
-        ("--mnkl 1,2,3", "it must be 4 whole numbers"),
-        ("--mnkl 1,2,32,x", "it must be 4 whole numbers"),
-        ("--mnkl 8,8,3²,1", "whole numbers"),
-        ("--mnkl 0,8,32,1", "from 1 to 131,072"),
-        ("--mnkl 8,8,40,1", "--mnkl is 8,8,40,1; .*K a multiple of --sf_vec_size .16"),
+        ("--mnkl 1,2,3", "--mnkl must be M,N,K,L, each from 1 to 131,072; it is 1,2,3"),
+        ("--mnkl 8,8,3²,1", "it is 8,8,3²,1"),
+        ("--mnkl 8,8,32,1025", "with L up to 1,024"),
+        ("--mnkl 8,8,40,1", "K of --mnkl is 40; it must be a multiple of --sf_vec_size .16"),
         ("--mma_tiler_mn 64,128", "the tile's M is 64; choose one of 128, 256"),
         ("--cluster_shape_mn 1,1", "the cluster's M is 1; .* must be 2 or 4"),
         ("--ab_dtype Float6E3M2FN --sf_vec_size 32", "mxfp6_e3m2 .* has no kernel"),

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from tilelab import ROOT
-from tilelab.records import headlines, results
+from tilelab.records import compare, headlines, results
 from tilelab.runtime import device, files, provenance
 
 H200 = ROOT / "results" / "nvidia-h200"
@@ -47,9 +47,9 @@ def test_every_headline_has_rows_with_a_ratio():
         assert rows and all(row["ratio"] and row["spread"] for row in rows), words
 
 
-def test_both_sets_side_by_side(sets, capsys):
-    assert headlines.main([]) == 0
-    page = capsys.readouterr().out
+def test_both_sets_side_by_side(sets):
+    assert compare.main(["--stacks"]) == 0
+    page = headlines.PAGE.read_text()
     assert (
         "come from torch 2.11.0+cu130 with Triton 3.6.0." in page
         and "torch 2.13.0+cu130 with Triton 3.7.1" in page
@@ -71,11 +71,6 @@ def test_both_sets_side_by_side(sets, capsys):
     )
 
 
-def test_write(sets):
-    assert headlines.main(["--write"]) == 0
-    assert headlines.PAGE.read_text() == headlines.make_page(*sets)
-
-
 def test_no_figure_stands_for_a_record_that_is_missing_or_of_other_code(sets):
     folder, second = sets
     first, other, third = headlines.EXPERIMENTS[:3]
@@ -84,7 +79,7 @@ def test_no_figure_stands_for_a_record_that_is_missing_or_of_other_code(sets):
     (second / f"{other}.json").write_text(json.dumps(record | {"source": "0" * 16}))
     record = json.loads((second / f"{third}.json").read_text())
     (second / f"{third}.json").write_text(json.dumps(record | {"rows": []}))
-    table = list(read_table(headlines.make_page(folder, second)).values())
+    table = list(read_table(headlines.make_page()).values())
     assert table[0] == ["", "", "not recorded", "", ""]
     assert table[1] == ["", "", "recorded from other code", "", ""]
     assert table[2] == ["0 of 3", "", "no ratio", "", ""]
@@ -96,7 +91,7 @@ def test_no_figure_stands_for_a_record_that_is_missing_or_of_other_code(sets):
 def test_another_torch_has_a_folder_of_its_own(sets, monkeypatch, capsys, torch, place):
     monkeypatch.setattr(device, "current", lambda: HERE)
     monkeypatch.setattr(provenance, "versions", lambda: {"torch": torch})
-    assert headlines.main(["--folder"]) == 0
+    assert compare.main(["--folder"]) == 0
     assert pathlib.Path(capsys.readouterr().out.strip()) == sets[0] / place
 
 
@@ -128,7 +123,7 @@ def test_the_newest_second_set_is_shown(sets):
 def test_without_a_second_set(sets, capsys):
     shutil.rmtree(sets[1])
     with pytest.raises(SystemExit) as stopped:
-        headlines.main([])
+        compare.main(["--stacks"])
     assert stopped.value.code == 2
     assert capsys.readouterr().err.endswith(
         f": {sets[0]} holds no records of a second version of torch: python -m "
@@ -138,13 +133,10 @@ def test_without_a_second_set(sets, capsys):
 
 def test_the_page_shows_todays_records():
     """docs/stacks.md is what the command writes today. Who has just recorded the tests on a GPU need not write it."""
-    page, today = (
-        headlines.PAGE.read_text(encoding="utf-8"),
-        headlines.make_page(H200, headlines.find_second_set(H200)),
-    )
+    page, today = (headlines.PAGE.read_text(encoding="utf-8"), headlines.make_page())
     if device.current().capability is not None:
         page, today = (text.partition("## The tests")[0] for text in (page, today))
-    assert page == today, "run python -m tilelab.records.headlines --write"
+    assert page == today, "run python -m tilelab.records.compare --stacks"
 
 
 def test_the_summaries_of_the_tests(tmp_path):

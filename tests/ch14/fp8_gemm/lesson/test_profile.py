@@ -2,7 +2,7 @@
 
 import pytest
 
-from ch14.blockscaled import __main__ as command
+from ch14.blockscaled.lesson import command
 from ch14.fp8_gemm.lesson import impacts, profile
 from tilelab.measure import profiler
 from tilelab.runtime import device
@@ -37,14 +37,8 @@ def test_each_launch_becomes_a_row_with_its_three_longest_stalls(monkeypatch):
 def test_the_modes_show_what_is_recorded_or_say_that_nothing_is(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
     for mode in command.MODES:
-        assert command.main(["--mode", mode]) == 0
+        assert command.COMMAND.main(["--mode", mode]) == 0
         assert capsys.readouterr().out == f"ch14_blockscaled_{mode} is not recorded.\n"
-
-
-def test_a_mode_takes_no_other_option(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        command.main("--mode profile --benchmark_mode".split())
-    assert stopped.value.code == 2 and "leave out --benchmark_mode" in capsys.readouterr().err
 
 
 def test_the_workers_of_an_epilogue_share_a_ring():
