@@ -9,7 +9,7 @@ import pathlib
 
 import torch
 
-from ch07.bulk_copy.configs import CONFIGS, KERNELS, OPS, UNIT, BulkConfig, configs
+from ch07.bulk_copy.configs import CONFIGS, KERNELS, OPS, UNIT, BulkConfig, configs, parse
 from tilelab.runtime import build, cuda, device, operands
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "configs",
     "copy",
     "job",
+    "parse",
     "prepare",
     "spec",
 ]
@@ -32,19 +33,25 @@ SOURCE = pathlib.Path(__file__).with_name("bulk_copy.cu")
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
-def spec(x, y=None, a: float = 1.0):
+def spec(
+    x: torch.Tensor,  # any shape
+    y: torch.Tensor | None = None,  # the shape of x
+    a: float = 1.0,
+) -> torch.Tensor:  # the shape of x
     """Return what a kernel must compute: the bits of x or, with y, a x + y in float64 with `a` rounded to float32."""
     if y is None:
         return x.clone()
     return ctypes.c_float(a).value * x.double() + y.double()
 
 
-def _choose_config(config, op: str) -> BulkConfig:
+def _choose_config(config: str | BulkConfig, op: str) -> BulkConfig:
     named = configs(op)
     return operands.choose_config(config, named, BulkConfig, lambda: next(iter(named.values())))
 
 
-def job(config, target: str, element: str = "u8", source: pathlib.Path = SOURCE) -> build.Job:
+def job(
+    config: str | BulkConfig, target: str, element: str = "u8", source: pathlib.Path = SOURCE
+) -> build.Job:
     """Return the job that compiles a configuration for `target`; it needs no GPU.
 
     `element` is "u8" for the copy, or a value of ELEMENTS for a x + y. `source` may be an edited copy of bulk_copy.cu.
@@ -87,7 +94,13 @@ def _check_operands(x, y, out) -> torch.Tensor:
 
 
 def prepare(
-    x, *, y=None, a: float = 1.0, out=None, config="best", source: pathlib.Path = SOURCE
+    x: torch.Tensor,  # any shape
+    *,
+    y: torch.Tensor | None = None,  # the shape of x
+    a: float = 1.0,
+    out: torch.Tensor | None = None,  # the shape of x
+    config: str | BulkConfig = "best",
+    source: pathlib.Path = SOURCE,
 ) -> operands.Launch:
     """Return the Launch of out = x or, with `y`, of out = a x + y, on the stream that is current when it is called.
 
@@ -131,11 +144,23 @@ def prepare(
     return operands.Launch(run, out, config)
 
 
-def copy(x, *, out=None, config="best"):
+def copy(
+    x: torch.Tensor,  # any shape
+    *,
+    out: torch.Tensor | None = None,  # the shape of x
+    config: str | BulkConfig = "best",
+) -> torch.Tensor:  # the shape of x
     """Return a copy of x, bit for bit. Arguments and errors as for `prepare`."""
     return prepare(x, out=out, config=config)()
 
 
-def axpy(a: float, x, y, *, out=None, config="best"):
+def axpy(
+    a: float,
+    x: torch.Tensor,  # any shape
+    y: torch.Tensor,  # the shape of x
+    *,
+    out: torch.Tensor | None = None,  # the shape of x
+    config: str | BulkConfig = "best",
+) -> torch.Tensor:  # the shape of x
     """Return a x + y, computed in float32 and rounded once. Arguments and errors as for `prepare`."""
     return prepare(x, y=y, a=a, out=out, config=config)()

@@ -8,8 +8,15 @@
 //
 // With CHUNKS_PER_CTA 0 the CTAs are persistent: CTA i takes the chunks i, i + gridDim.x, i + 2 gridDim.x, ...
 //
-// Compile with -D: ELEMENT (u8 copies; float, bf16 and f16 compute a x + y), THREADS, CHUNK_BYTES, STAGES,
-// CHUNKS_PER_CTA. The arrays x, y and out start equally far past a multiple of 16 bytes. They have n elements.
+// The arrays x, y and out start equally far past a multiple of 16 bytes. They have n elements. Compile with -D:
+//     ELEMENT         u8 copies; float, bf16 and f16 compute a x + y
+//     THREADS         threads per CTA
+//     CHUNK_BYTES     bytes per chunk and array, a multiple of 16
+//     STAGES          chunks that the ring holds
+//     CHUNKS_PER_CTA  0 for persistent CTAs
+//
+// nvcc -std=c++17 -arch=sm_90a -cubin -Itilelab/include -DELEMENT=u8 -DTHREADS=32 -DCHUNK_BYTES=2048 -DSTAGES=4
+//      -DCHUNKS_PER_CTA=8 ch07/bulk_copy/bulk_copy.cu
 #include "elements.cuh"
 #include "ptx.cuh"
 

@@ -1,6 +1,9 @@
 """Configurations of the bulk copy kernels: how a kernel cuts its arrays, and the course's choices."""
 
+import re
 from dataclasses import dataclass
+
+from tilelab.runtime import spoken
 
 KERNELS = ("loads", "cp_async", "bulk", "bulk_in_order")
 UNIT = 16  # bytes: a bulk copy moves whole units between addresses that are multiples of 16
@@ -13,8 +16,22 @@ ALLOWED = {
     "chunk_bytes": range(UNIT, 1 << 19, UNIT),
 }
 
+PHRASES = {
+    "kernel": "{}",
+    "threads": "{} threads",
+    "chunk_bytes": "{} B per chunk",
+    "stages": "{} stages",
+    "chunks_per_cta": "{} chunks per CTA",
+    "ctas_per_sm": "{} CTAs per SM",
+}
+PERSISTENT, NO_CHUNKS = "persistent", "0 chunks per CTA"
+OLD_NAME = re.compile(
+    r"(?P<kernel>\w+) (?P<threads>\d+) × (?P<chunk_bytes>\d+) B"
+    r"(?:, (?P<stages>\d+) stages?, (?:(?P<chunks_per_cta>\d+) per CTA|(?P<ctas_per_sm>\d+) CTAs per SM))?"
+)
 
-def require_ranges(config, allowed: dict[str, range]) -> None:
+
+def require_ranges(config: object, allowed: dict[str, range]) -> None:
     """Raise ValueError unless each field that `allowed` names is in its range."""
     for name, values in allowed.items():
         if getattr(config, name) not in values:
@@ -48,18 +65,19 @@ class BulkConfig:
         if self.kernel == "bulk_in_order" and self.chunks_per_cta:
             raise ValueError("bulk_in_order is persistent; its chunks_per_cta must be 0.")
 
-    def __str__(self):
-        text = f"{self.kernel} {self.threads} × {self.chunk_bytes} B"
-        if self.kernel == "loads":
-            return text
-        share = f"{self.chunks_per_cta} per CTA" if self.chunks_per_cta else f"{self.ctas_per_sm} CTAs per SM"
-        return f"{text}, {self.stages} stage{'s' * (self.stages > 1)}, {share}"
+    @property
+    def name(self) -> str:
+        """Return the spoken name, such as "bulk · 32 threads · 2048 B per chunk · 4 stages · 8 chunks per CTA"."""
+        return spoken.say(self, PHRASES).replace(f"· {NO_CHUNKS}", f"· {PERSISTENT}")
+
+    def __str__(self) -> str:
+        return self.name
 
     def smem_bytes(self, arrays: int) -> int:
         """Return the dynamic shared memory of a CTA that reads 1 array (copy) or 2 (a x + y)."""
         return 0 if self.kernel == "loads" else self.stages * arrays * self.chunk_bytes
 
-    def constants(self, element: str) -> dict:
+    def constants(self, element: str) -> dict[str, str | int]:
         """Return the macros that bulk_copy.cu is compiled with."""
         return {
             "ELEMENT": element,
@@ -68,6 +86,16 @@ class BulkConfig:
             "STAGES": self.stages,
             "CHUNKS_PER_CTA": self.chunks_per_cta,
         }
+
+
+def parse(text: str) -> BulkConfig:
+    """Return the configuration of a spoken name, or of the older spelling "bulk 32 × 2048 B, 4 stages, 8 per CTA"."""
+    fields = spoken.read(text.replace(PERSISTENT, NO_CHUNKS), PHRASES, OLD_NAME)
+    if "ctas_per_sm" in fields:
+        fields.setdefault("chunks_per_cta", 0)
+    if not {"kernel", "threads", "chunk_bytes"} <= fields.keys():
+        raise ValueError(f"the name {text[:60]!r} must have a kernel, its threads and the bytes per chunk.")
+    return BulkConfig(**fields)
 
 
 CONFIGS = {  # The first of each operator was the fastest in the sweep on an H200.

@@ -11,7 +11,17 @@ import pathlib
 import torch
 
 from ch07.resample import operator
-from ch07.resample.configs import BEST, ELEMENTS, EXAMPLE, LADDER, ResampleConfig, configs, fit_config
+from ch07.resample.configs import (
+    BEST,
+    ELEMENTS,
+    EXAMPLE,
+    LADDER,
+    ResampleConfig,
+    Shape,
+    configs,
+    fit_config,
+    parse,
+)
 from tilelab.runtime import build, cuda, device, operands, operators
 from tilelab.runtime.plans import Plan, Planner
 
@@ -26,6 +36,7 @@ __all__ = [
     "configs",
     "fit_config",
     "job",
+    "parse",
     "prepare",
     "resample",
     "spec",
@@ -42,8 +53,12 @@ def _neighbours(source_times, target_times) -> tuple[torch.Tensor, torch.Tensor]
     return left, (left + 1).clamp(max=last)
 
 
-def spec(features, source_times, target_times):
-    """Interpolate in float64: features (B, S, D), ascending source_times (B, S), target_times (B, T) -> (B, T, D).
+def spec(
+    features: torch.Tensor,  # (B, S, D)
+    source_times: torch.Tensor,  # (B, S)
+    target_times: torch.Tensor,  # (B, T)
+) -> torch.Tensor:  # (B, T, D)
+    """Interpolate in float64; source_times ascend.
 
     A target before the first source time takes the first row, and a target after the last source time the last row. At
     equal source times, a target takes the last of their rows.
@@ -60,7 +75,11 @@ def spec(features, source_times, target_times):
     return torch.where(time >= end, after, torch.where(time <= begin, before, between))
 
 
-def compulsory_bytes(features, source_times, target_times) -> int:
+def compulsory_bytes(
+    features: torch.Tensor,  # (B, S, D)
+    source_times: torch.Tensor,  # (B, S)
+    target_times: torch.Tensor,  # (B, T)
+) -> int:
     """Return the bytes that every kernel must move: each needed source row once, the result, and all times."""
     left, right = _neighbours(source_times, target_times)
     begin, end = source_times.gather(1, left), source_times.gather(1, right)
@@ -81,7 +100,9 @@ def _choose_config(config, shape, itemsize: int, sms: int) -> ResampleConfig:
     return operands.choose_config(config, named, ResampleConfig, lambda: named[BEST])
 
 
-def job(config, target: str, dtype=torch.bfloat16, shape=EXAMPLE) -> build.Job:
+def job(
+    config: str | ResampleConfig, target: str, dtype: torch.dtype = torch.bfloat16, shape: Shape = EXAMPLE
+) -> build.Job:
     """Return the job that compiles a configuration for `target`, for a problem of `shape` (B, S, T, D) on an H200."""
     config = _choose_config(config, shape, dtype.itemsize, 132)
     return build.Job(
@@ -206,7 +227,13 @@ planner = Planner(_plan, ("features", "source_times", "target_times"))
 
 
 def prepare(
-    features, source_times, target_times, *, out=None, config="best", validate: bool = True
+    features: torch.Tensor,  # (B, S, D)
+    source_times: torch.Tensor,  # (B, S)
+    target_times: torch.Tensor,  # (B, T)
+    *,
+    out: torch.Tensor | None = None,  # (B, T, D)
+    config: str | ResampleConfig = "best",
+    validate: bool = True,
 ) -> operands.Launch:
     """Return the Launch of out = the interpolation, on the stream that is current when it is called.
 
@@ -225,13 +252,26 @@ def prepare(
 
 
 @operator.register
-def resample_operator(features, source_times, target_times, config="best"):
+def resample_operator(
+    features: torch.Tensor,  # (B, S, D)
+    source_times: torch.Tensor,  # (B, S)
+    target_times: torch.Tensor,  # (B, T)
+    config: str = "best",
+) -> torch.Tensor:  # (B, T, D)
     # To check the times the host would wait for the GPU, which a CUDA graph cannot.
     return planner.run((features, source_times, target_times), None, config)
 
 
-def resample(features, source_times, target_times, *, out=None, config="best", validate: bool = True):
-    """Return features (B, S, D) of source_times (B, S) at target_times (B, T), as (B, T, D).
+def resample(
+    features: torch.Tensor,  # (B, S, D)
+    source_times: torch.Tensor,  # (B, S)
+    target_times: torch.Tensor,  # (B, T)
+    *,
+    out: torch.Tensor | None = None,  # (B, T, D)
+    config: str | ResampleConfig = "best",
+    validate: bool = True,
+) -> torch.Tensor:  # (B, T, D)
+    """Return the features of source_times at target_times.
 
     Arguments and errors as for `prepare`; `validate` checks the times at each call. Under torch.compile and where
     autograd records, this is torch.ops.tiles.resample, which does not check the times, has no backward pass, and takes

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ch07.bulk_copy.configs import require_ranges
+from tilelab.runtime import spoken
 
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}
 # Each kernel and its idea, in the order of the course.
@@ -29,6 +30,15 @@ ALLOWED = {
     "targets_in_flight": range(1, 9),
     "sample": range(0, 4097),
 }
+
+PHRASES = {
+    "kernel": "{}",
+    "threads": "{} threads",
+    "targets": "{} targets",
+    "targets_in_flight": "{} in flight",
+    "sample": "1 of {} times in shared memory",
+}
+Shape = tuple[int, int, int, int]  # B, S, T, D
 
 
 @dataclass(frozen=True)
@@ -55,11 +65,15 @@ class ResampleConfig:
         if self.kernel != "vectors" and self.sample:
             raise ValueError(f"sample is an option of vectors; the kernel is {self.kernel}.")
 
-    def __str__(self):
-        text = f"{self.kernel}, {self.threads} threads, {self.targets} targets, {self.targets_in_flight} in flight"
-        return text + f", 1 of {self.sample} times in shared memory" * (self.sample > 1)
+    @property
+    def name(self) -> str:
+        """Return the spoken name, such as "vectors · 128 threads · 64 targets · 4 in flight"."""
+        return spoken.say(self, PHRASES)
 
-    def constants(self, dtype, shape, vector_bytes: int = 0) -> dict:
+    def __str__(self) -> str:
+        return self.name
+
+    def constants(self, dtype: torch.dtype, shape: Shape, vector_bytes: int = 0) -> dict[str, str | int]:
         """Return the macros that resample.cu is compiled with for a problem of `shape` (B, S, T, D).
 
         A thread loads and stores `vector_bytes` with one instruction: by default 16, or the largest power of two that
@@ -87,13 +101,21 @@ class ResampleConfig:
             "ROWS": min(rows, 65536 // row_bytes),
         }  # fits every target beside the static shared memory
 
-    def smem_bytes(self, dtype, shape) -> int:
+    def smem_bytes(self, dtype: torch.dtype, shape: Shape) -> int:
         """Return the dynamic shared memory of a block: room for the rows that one bulk copy brings."""
         rows = self.constants(dtype, shape)["ROWS"]
         return rows * shape[3] * dtype.itemsize if self.kernel == "bulk_rows" else 0
 
 
-def fit_config(kernel: str, shape, itemsize: int, sms: int) -> ResampleConfig:
+def parse(text: str) -> ResampleConfig:
+    """Return the configuration of a spoken name; commas may separate its parts."""
+    fields = spoken.read(text, PHRASES)
+    if not {"kernel", "threads", "targets"} <= fields.keys():
+        raise ValueError(f"the name {text[:60]!r} must have a kernel, its threads and its targets.")
+    return ResampleConfig(**fields)
+
+
+def fit_config(kernel: str, shape: Shape, itemsize: int, sms: int) -> ResampleConfig:
     """Return the configuration of `kernel` for a problem of `shape` (B, S, T, D) on a GPU of `sms` SMs.
 
     A work item writes about 32 KB, because the search weighs too much in a smaller one. But where that would give fewer
@@ -129,6 +151,6 @@ def _fit_vectors(batches: int, sources: int, count: int, row_bytes: int, sms: in
     return ResampleConfig("vectors", threads, targets, 4, sample)
 
 
-def configs(shape=EXAMPLE, itemsize: int = 2, sms: int = 132) -> dict[str, ResampleConfig]:
+def configs(shape: Shape = EXAMPLE, itemsize: int = 2, sms: int = 132) -> dict[str, ResampleConfig]:
     """Return the configuration of each kernel by the kernel's name, by default for a large problem on an H200."""
     return {kernel: fit_config(kernel, shape, itemsize, sms) for kernel in LADDER}

@@ -20,6 +20,9 @@
 //     VECTOR_BYTES       bytes that a thread loads and stores with one instruction; they divide a row
 //     TARGETS_IN_FLIGHT  targets whose vectors a thread loads before it uses the first one
 //     ROWS               rows that fit in the dynamic shared memory of bulk_rows
+//
+// nvcc -std=c++17 -arch=sm_90a -cubin -Itilelab/include -DELEMENT=bf16 -DDEPTH=128 -DTHREADS=128 -DTARGETS=128
+//      -DTIMES=1024 -DSAMPLE=1 -DVECTOR_BYTES=16 -DTARGETS_IN_FLIGHT=4 -DROWS=100 ch07/resample/resample.cu
 #include "elements.cuh"
 #include "ptx.cuh"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import pathlib
+from typing import Any
 
 import torch
 
@@ -35,7 +36,15 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # maps 
 INSTEAD = "compile it with ch10.tile_pipeline.job and read its SASS"
 
 
-def spec(op: str, x, *, y=None, centre: float = 1.0, edge: float = 1.0, fill: str = "zero"):
+def spec(
+    op: str,
+    x: torch.Tensor,  # (R, C), or (B, R, C) for add_shared and accumulate
+    *,
+    y: torch.Tensor | None = None,  # (R, C), for add_shared
+    centre: float = 1.0,
+    edge: float = 1.0,
+    fill: str = "zero",
+) -> torch.Tensor:  # the shape of `result_shape`
     """Return what `op` means in torch: the same bits for copy and transpose, else float64.
 
     The stencil takes its weights as float32, as the kernel does, and `fill` (zero or nan) outside of x.
@@ -68,17 +77,17 @@ def job(config: TileConfig, target: str, itemsize: int = 4) -> build.Job:
     )
 
 
-def load_kernel(kernel: str, macros: dict):
+def load_kernel(kernel: str, macros: dict[str, Any]) -> Any:
     """Return a kernel of SOURCE, compiled for the current GPU."""
     return cuda.load_kernel(SOURCE, kernel, tuple(f"-D{name}={value}" for name, value in macros.items()))
 
 
-def result_shape(op: str, shape) -> tuple[int, ...]:
+def result_shape(op: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of out for x of this shape."""
     return {"transpose": tuple(shape[::-1]), "accumulate": tuple(shape[1:])}.get(op, tuple(shape))
 
 
-def empty_padded(shape: tuple[int, ...], dtype: torch.dtype, where) -> torch.Tensor:
+def empty_padded(shape: tuple[int, ...], dtype: torch.dtype, where: str | torch.device) -> torch.Tensor:
     """Return new memory of this shape, with rows padded to multiples of 16 bytes."""
     unit = max(1, UNIT // dtype.itemsize)
     return torch.empty(*shape[:-1], -(-shape[-1] // unit) * unit, dtype=dtype, device=where)[..., : shape[-1]]
@@ -112,13 +121,13 @@ def _check_operands(op: str, x, y, out, fill: str) -> None:
 
 def prepare(
     op: str,
-    x,
+    x: torch.Tensor,  # (R, C), or (B, R, C) for add_shared and accumulate
     *,
-    y=None,
+    y: torch.Tensor | None = None,  # (R, C), for add_shared
     centre: float = 1.0,
     edge: float = 1.0,
     fill: str = "zero",
-    out=None,
+    out: torch.Tensor | None = None,  # the shape of `result_shape`
     config: str | TileConfig = "best",
 ) -> operands.Launch:
     """Check the operands, choose a configuration, and return a launch of `op` on torch's current stream.
@@ -221,26 +230,55 @@ def _kernel_arguments(config: TileConfig, x, y, out, centre: float, edge: float,
     return [make_map(x, box), make_map(out, box), across] + ([] if config.op == "copy" else [down])
 
 
-def copy(x, *, out=None, config="best"):
-    """Return a copy of x (R, C), bit for bit. `prepare` describes arguments and errors."""
+def copy(
+    x: torch.Tensor,  # (R, C)
+    *,
+    out: torch.Tensor | None = None,  # (R, C)
+    config: str | TileConfig = "best",
+) -> torch.Tensor:  # (R, C)
+    """Return a copy of x, bit for bit. `prepare` describes arguments and errors."""
     return prepare("copy", x, out=out, config=config)()
 
 
-def stencil(x, centre: float, edge: float, *, fill: str = "zero", out=None, config="best"):
-    """Return centre x + edge (up + down + left + right) of x (R, C), float32, with `fill` outside."""
+def stencil(
+    x: torch.Tensor,  # (R, C), float32
+    centre: float,
+    edge: float,
+    *,
+    fill: str = "zero",
+    out: torch.Tensor | None = None,  # (R, C)
+    config: str | TileConfig = "best",
+) -> torch.Tensor:  # (R, C)
+    """Return centre x + edge (up + down + left + right) of x, with `fill` outside."""
     return prepare("stencil", x, centre=centre, edge=edge, fill=fill, out=out, config=config)()
 
 
-def transpose(x, *, out=None, config="best"):
-    """Return x (R, C) transposed, bit for bit."""
+def transpose(
+    x: torch.Tensor,  # (R, C)
+    *,
+    out: torch.Tensor | None = None,  # (C, R)
+    config: str | TileConfig = "best",
+) -> torch.Tensor:  # (C, R)
+    """Return x transposed, bit for bit."""
     return prepare("transpose", x, out=out, config=config)()
 
 
-def add_shared(x, y, *, out=None, config="best"):
-    """Return x[b] + y for each b, x (B, R, C), y (R, C), float32."""
+def add_shared(
+    x: torch.Tensor,  # (B, R, C), float32
+    y: torch.Tensor,  # (R, C)
+    *,
+    out: torch.Tensor | None = None,  # (B, R, C)
+    config: str | TileConfig = "best",
+) -> torch.Tensor:  # (B, R, C)
+    """Return x[b] + y for each b."""
     return prepare("add_shared", x, y=y, out=out, config=config)()
 
 
-def accumulate(x, *, out=None, config="best"):
-    """Return the sum over b of x[b], x (B, R, C), float32."""
+def accumulate(
+    x: torch.Tensor,  # (B, R, C), float32
+    *,
+    out: torch.Tensor | None = None,  # (R, C)
+    config: str | TileConfig = "best",
+) -> torch.Tensor:  # (R, C)
+    """Return the sum over b of x[b]."""
     return prepare("accumulate", x, out=out, config=config)()

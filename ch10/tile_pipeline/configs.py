@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from tilelab.runtime import operands, tensor_map
+from tilelab.runtime import operands, spoken, tensor_map
 
 KERNELS = {
     "copy": "tile_copy",
@@ -42,6 +43,26 @@ OWN_FIELDS = {
     "block": ("transpose",),
     "raster": ("transpose",),
 }
+# The parts of a configuration's name, in this order.
+PHRASES = {
+    "op": "{}",
+    "rows columns": "{}×{}",
+    "threads": "{} threads",
+    "stages": "{} stages",
+    "tiles_per_cta": "{} tiles per CTA",
+    "producer": "a {} loads",
+    "swizzle": "swizzle {}",
+    "block": "blocks of {}",
+    "raster": "bands of {}",
+    "cluster": "cluster of {}",
+    "l2_promotion": "L2 fetches {}",
+}
+_OLD_NAME = re.compile(
+    r"(?P<op>\w+) (?P<rows>\d+) × (?P<columns>\d+), (?P<threads>\d+) threads(, (?P<stages>\d+) stages?)?"
+    r"(, span (?P<tiles_per_cta>\d+))?(, a (?P<producer>\w+) loads)?(, swizzle (?P<swizzle>\w+))?"
+    r"(, (?P<block>\d+) × \d+ a thread)?(, bands of (?P<raster>\d+))?(, cluster of (?P<cluster>\d+))?"
+    r"(, (L2 )?(?P<l2_promotion>\w+)( promotion)?)?"
+)
 
 
 @dataclass(frozen=True)
@@ -128,23 +149,14 @@ class TileConfig:
                 f"{elements} each: take more threads or a smaller tile."
             )
 
-    def __str__(self):
-        parts = [f"{self.op} {self.rows} × {self.columns}, {self.threads} threads"]
-        if self.op in RINGS:
-            parts += [f"{self.stages} stage{'s' * (self.stages > 1)}", f"span {self.tiles_per_cta}"]
-        if self.op == "stencil":
-            parts.append(f"a {self.producer} loads")
-        if self.op == "transpose":
-            parts += [
-                f"swizzle {self.swizzle}",
-                f"{self.block} × {self.block} a thread",
-                f"bands of {self.raster}",
-            ]
-        if self.op == "add_shared":
-            parts.append(f"cluster of {self.cluster}")
-        if self.l2_promotion != "128B":
-            parts.append("no promotion" if self.l2_promotion == "none" else f"L2 {self.l2_promotion}")
-        return ", ".join(parts)
+    @property
+    def name(self) -> str:
+        """The configuration as a person says it; `parse` reads it."""
+        own = [field for field, ops in OWN_FIELDS.items() if self.op in ops]
+        return spoken.say(self, PHRASES, ["threads", *own])
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def block_threads(self) -> int:
@@ -166,11 +178,11 @@ class TileConfig:
         rows, columns = self.box(itemsize)
         return (2 if self.op == "add_shared" else self.stages) * (-(-rows * columns * itemsize // 128) * 128)
 
-    def tiles(self, shape) -> tuple[int, int]:
+    def tiles(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return the number of tiles across and down a matrix of x, which has this shape."""
         return -(-shape[-1] // self.columns), -(-shape[-2] // self.rows)
 
-    def blocks(self, shape) -> int:
+    def blocks(self, shape: tuple[int, ...]) -> int:
         """Return the number of CTAs of a launch for x of this shape."""
         across, down = self.tiles(shape)
         batches = -(-shape[0] // self.cluster) * self.cluster if len(shape) == 3 else 1
@@ -192,6 +204,19 @@ class TileConfig:
             RASTER=self.raster,
             CLUSTER=self.cluster,
         )
+
+
+def parse(text: str) -> TileConfig:
+    """Return the configuration with this `name`, or with its older form "copy 4 × 256, 32 threads, 2 stages, span 8".
+
+    Raises ValueError for another text.
+    """
+    fields = spoken.read(text, PHRASES, _OLD_NAME)
+    if fields.get("l2_promotion") == "no":
+        fields["l2_promotion"] = "none"
+    if not {"op", "rows"} <= fields.keys():
+        raise ValueError(f"{text!r:.80} names no configuration; one is copy · 2×256 · 32 threads.")
+    return TileConfig(**fields)
 
 
 def macros(kernel: str, rows: int, columns: int, itemsize: int, threads: int, **others) -> dict:
@@ -257,7 +282,7 @@ def configs(op: str = "copy", shape: tuple[int, ...] = ()) -> dict[str, TileConf
 
 
 def choose_config(op: str, config: str | TileConfig, shape: tuple[int, ...]) -> TileConfig:
-    """Return the configuration of `op` that `config` stands for: itself, a variant's name, or "best" for x of a shape."""
+    """Return the configuration of `op` that `config` stands for: itself, a variant's name, or "best" for x's shape."""
     named = configs(op, shape)
     config = operands.choose_config(config, named, TileConfig, lambda: next(iter(named.values())))
     if config.op != op:

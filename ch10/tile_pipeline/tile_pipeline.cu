@@ -7,6 +7,12 @@
 //   ADD_SHARED   out[b] = x[b] + y: the CTAs of a cluster load each tile of y once, for all of them (multicast)
 //   DUMP         one box as it lies in shared memory, byte by byte
 //
+// Compile it with `python -m ch10.tile_pipeline --target sm_90a`, or by hand:
+//
+//     nvcc -arch=sm_90a -Itilelab/include -cubin ch10/tile_pipeline/tile_pipeline.cu -DKERNEL=TILE_COPY -DROWS=2
+//         -DCOLUMNS=256 -DITEMSIZE=4 -DTHREADS=32 -DSTAGES=1 -DTILES_PER_CTA=1 -DPRODUCER=0 -DSWIZZLE=0 -DBLOCK=1
+//         -DRASTER=1 -DCLUSTER=1
+//
 // Each kernel loads in the same four steps:
 //
 //   1. One thread initialises a `full` barrier per stage, and fences so that TMA sees the barrier.

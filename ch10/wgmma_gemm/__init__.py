@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from ch10.wgmma_gemm import operator
-from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, configs, fits, predict_us, rejection
+from ch10.wgmma_gemm.configs import (
+    STEPS,
+    WgmmaConfig,
+    best_config,
+    configs,
+    fits,
+    load_config,
+    predict_us,
+    rejection,
+)
 from tilelab.runtime import build, cuda, device, operands, operators, provenance, tuned
 from tilelab.runtime.plans import Plan, Planner
 from tilelab.runtime.tensor_map import make_tensor_map
@@ -21,23 +32,32 @@ __all__ = ["spec", "gemm", "prepare", "configs", "job", "WgmmaConfig"]
 
 SOURCE = pathlib.Path(__file__).with_name("wgmma_gemm.cu")
 LARGEST_EXTENT = (1 << 31) - 1024  # coordinates have 32 bits, and the last tile may start past the end
+NOTHING = ctypes.c_uint8()  # the empty struct that a kernel without RECORD takes as its `recording`
 INSTEAD = (
     "read the record or compile it; other GPUs with TMA multiply with ch14.gemm, through tcgen05 on capability "
     "10.x and mma.sync on 12.x"
 )
 
 
-def spec(a, b):
+def spec(
+    a: torch.Tensor,  # (M, K)
+    b: torch.Tensor,  # (K, N)
+) -> torch.Tensor:  # (M, N), float64
     """Return C (M, N) = a (M, K) @ b (K, N) in float64."""
     return a.double() @ b.double()
 
 
-def job(config: WgmmaConfig, target: str = "sm_90a", source: pathlib.Path = SOURCE) -> build.Job:
-    """Return the compilation of `config`. Only sm_90a has wgmma."""
+def job(
+    config: WgmmaConfig,
+    target: str = "sm_90a",
+    source: pathlib.Path = SOURCE,
+    more: dict[str, Any] | None = None,
+) -> build.Job:
+    """Return the compilation of `config`, with the macros `more`. Only sm_90a has wgmma."""
     return build.Job(
         f"{source}:{config.kernel}",
         {},
-        config.constants(),
+        {**config.constants(), **(more or {})},
         target,
         config.threads // 32,
         smem_bytes=config.smem_bytes,
@@ -84,7 +104,7 @@ def find_best(m: int, n: int, k: int) -> tuple[WgmmaConfig, str]:
     untuned = best_config(m, n, k, sms)
     return tuned.find(
         "wgmma_gemm",
-        WgmmaConfig,
+        load_config,
         m,
         n,
         k,
@@ -113,9 +133,19 @@ def resolve_config(config: str | WgmmaConfig, m: int, n: int, k: int) -> WgmmaCo
     return config
 
 
-def build_launch(a, b, out, config: WgmmaConfig, source: pathlib.Path = SOURCE, more_arguments=()):
+def build_launch(
+    a: torch.Tensor,  # (M, K)
+    b: torch.Tensor,  # (K, N)
+    out: torch.Tensor,  # (M, N)
+    config: WgmmaConfig,
+    source: pathlib.Path = SOURCE,
+    more: dict[str, Any] | None = None,
+    recording: Any = NOTHING,
+) -> Callable:
     """Return a function of (a, b, out) that launches `config`; without arguments, on the checked operands given here.
-    `source` may be a patched copy of the kernel file that takes `more_arguments`."""
+
+    `source` may be a patched copy of the kernel file. A kernel with the macro RECORD in `more` fills a `recording`.
+    """
     (m, k), n, weight = a.shape, b.shape[1], b.T
     first, second, rows, columns = (weight, a, n, m) if config.swap else (a, weight, m, n)
     follows = (1, 0, 2, 2) if config.swap else (0, 1, 2, 2)
@@ -127,13 +157,13 @@ def build_launch(a, b, out, config: WgmmaConfig, source: pathlib.Path = SOURCE, 
             out, (config.block_n if config.swap else 64, config.box), swizzle=f"{2 * config.box}B"
         ),
     )
-    macros = tuple(f"-D{name}={value}" for name, value in config.constants().items())
+    macros = tuple(f"-D{name}={value}" for name, value in {**config.constants(), **(more or {})}.items())
     arguments = (
         *maps,
         out,
         *map(ctypes.c_int, (rows, columns, k)),
         ctypes.c_uint64(out.stride(0) if m > 1 else n),
-        *more_arguments,
+        recording,
     )
     return cuda.prepare_launch(
         cuda.load_kernel(source, config.kernel, macros),
@@ -162,11 +192,17 @@ planner = Planner(_plan, ("a", "b"))
 
 
 @operator.register
-def wgmma_gemm_operator(a, b, config="best"):
+def wgmma_gemm_operator(a: torch.Tensor, b: torch.Tensor, config: str = "best") -> torch.Tensor:
     return planner.run((a, b), None, config)
 
 
-def prepare(a, b, *, out=None, config: str | WgmmaConfig = "best") -> operands.Launch:
+def prepare(
+    a: torch.Tensor,  # (M, K)
+    b: torch.Tensor,  # (K, N)
+    *,
+    out: torch.Tensor | None = None,  # (M, N)
+    config: str | WgmmaConfig = "best",
+) -> operands.Launch:
     """Check the operands, choose a configuration, and return a launch that computes C = a b on torch's current stream.
 
     a (M, K), b (K, N) and out (M, N) are bfloat16 matrices on the GPU. Rows of a and of out are contiguous, and so are
@@ -178,7 +214,13 @@ def prepare(a, b, *, out=None, config: str | WgmmaConfig = "best") -> operands.L
     return planner.prepare((a, b), out, config)
 
 
-def gemm(a, b, *, out=None, config: str | WgmmaConfig = "best"):
+def gemm(
+    a: torch.Tensor,  # (M, K)
+    b: torch.Tensor,  # (K, N)
+    *,
+    out: torch.Tensor | None = None,  # (M, N)
+    config: str | WgmmaConfig = "best",
+) -> torch.Tensor:  # (M, N)
     """Return C (M, N) = a (M, K) b (K, N) in `out` or in new memory. `prepare` describes arguments and errors.
 
     Under torch.compile and where autograd records, this is torch.ops.tiles.wgmma_gemm, whose `config` is a name. It has

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 
+from tilelab.runtime import spoken
+
 KERNELS = ("one_group", "specialised", "split")
+OLD_FIELDS = {"stages": "num_stages", "group": "group_m"}  # in tables of earlier versions
 BOX_K = 64  # columns of A and B in a box: 128 bytes, the widest swizzle
+# The parts of a configuration's name, in this order.
+PHRASES = {
+    "block_m block_n block_k": "{}×{}×{}",
+    "num_stages": "{} stages",
+    "kernel": "{}",
+    "consumers": "{} consumers",
+    "cluster": "cluster of {}",
+    "persistent": "persistent",
+    "epilogue_subtile": "C in {} parts",
+    "group_m": "groups of {}",
+    "swap": "swapped",
+    "pdl": "early",
+}
+_OLD_NAME = re.compile(
+    r"(?P<kernel>\w+) (?P<block_m>\d+) × (?P<block_n>\d+), (?P<num_stages>\d+) stages?"
+    r"(, (?P<consumers>\d+) consumers?)?(, (?P<block_k>\d+) deep)?(, cluster (?P<cluster>\d+))?"
+    r"(, (?P<persistent>persistent))?(, (?P<epilogue_subtile>\d+) parts)?(, group (?P<group_m>\d+))?"
+    r"(, (?P<swap>swapped))?(, (?P<pdl>early))?"
+)
 LIMITS = {
     "block_m": 256,
     "block_n": 256,
-    "stages": 16,
+    "num_stages": 16,
     "consumers": 3,
     "cluster": 8,
     "epilogue_subtile": 16,
-    "group": 4096,
+    "group_m": 4096,
     "boxes_per_stage": 4,
 }
 
@@ -24,23 +47,22 @@ LIMITS = {
 class WgmmaConfig:
     """A tile of `block_m` x `block_n` elements of C, and how a kernel of wgmma_gemm.cu computes it.
 
-    `consumers` warp groups multiply the contents of a ring of `stages`. A stage holds `boxes_per_stage` boxes of 64
+    `consumers` warp groups multiply the contents of a ring of `num_stages`. A stage holds `boxes_per_stage` boxes of 64
     columns of A and of B. `cluster` CTAs (1, 2 or 4) share tiles of B; in the kernel `split` they share the K steps of
-    one tile. A `persistent` kernel starts only one CTA per SM. The epilogue stores C in
-    `epilogue_subtile` parts; at most two are in shared memory at a time. The raster walks over bands of `group` rows of
-    tiles. With `swap`, the kernel computes C transposed, and block_m counts columns of C. With `pdl` (programmatic
+    one tile. A `persistent` kernel starts only one CTA per SM. The epilogue stores C in `epilogue_subtile` parts; at
+    most two are in shared memory at a time. The raster walks over bands of `group_m` rows of tiles. With `swap`, the kernel computes C transposed, and block_m counts columns of C. With `pdl` (programmatic
     dependent launch), CTAs may start while the previous kernel in the stream still runs.
     """
 
     kernel: str
     block_m: int
     block_n: int
-    stages: int
+    num_stages: int
     consumers: int = 1
     cluster: int = 1
     persistent: bool = False
     epilogue_subtile: int = 1
-    group: int = 1
+    group_m: int = 1
     swap: bool = False
     pdl: bool = False
     boxes_per_stage: int = 1
@@ -63,17 +85,13 @@ class WgmmaConfig:
             )
         if self.swap and self.epilogue_subtile != 1:
             raise ValueError(f"epilogue_subtile must be 1 with swap; it is {self.epilogue_subtile}.")
-        if self.kernel == "one_group" and (self.consumers, self.cluster, self.persistent, self.pdl) != (
-            1,
-            1,
-            0,
-            0,
-        ):
+        alone = (self.consumers, self.cluster, self.persistent, self.pdl) == (1, 1, False, False)
+        if self.kernel == "one_group" and not alone:
             raise ValueError(
                 "consumers and cluster must be 1, and persistent and pdl False, for the kernel one_group; "
                 f"they are {self.consumers}, {self.cluster}, {self.persistent} and {self.pdl}."
             )
-        if self.kernel != "one_group" and self.stages < 2:
+        if self.kernel != "one_group" and self.num_stages < 2:
             raise ValueError(
                 f"the kernel {self.kernel} needs 2 stages, because it releases one only while the next is "
                 "multiplied."
@@ -104,7 +122,7 @@ class WgmmaConfig:
 
     @property
     def stage_bytes(self) -> int:
-        return (self.block_m + self.block_n) * BOX_K * self.boxes_per_stage * 2
+        return (self.block_m + self.block_n) * self.block_k * 2
 
     @property
     def box(self) -> int:
@@ -115,12 +133,13 @@ class WgmmaConfig:
 
     def steps(self, k: int) -> int:
         """Return the number of stages that K columns fill."""
-        return math.ceil(k / (BOX_K * self.boxes_per_stage))
+        return math.ceil(k / self.block_k)
 
     @property
     def smem_bytes(self) -> int:
         """Dynamic shared memory of a CTA: ring, staged C and barriers. The sums of `split` replace the ring."""
-        ring, barriers = self.stages * self.stage_bytes, 8 * self.stages * (1 + (self.kernel != "one_group"))
+        ring = self.num_stages * self.stage_bytes
+        barriers = 8 * self.num_stages * (1 + (self.kernel != "one_group"))
         if self.kernel == "split":
             lines, line = (self.block_n, self.block_m) if self.swap else (self.block_m, self.block_n)
             return barriers + max(ring, lines * (line + 8) * 4)
@@ -133,27 +152,28 @@ class WgmmaConfig:
             "KERNEL": self.kernel.upper(),
             "BLOCK_M": self.block_m,
             "BLOCK_N": self.block_n,
-            "STAGES": self.stages,
+            "STAGES": self.num_stages,
             "BOXES_PER_STAGE": self.boxes_per_stage,
             "CONSUMERS": self.consumers,
             "CLUSTER": self.cluster,
             "EPILOGUE_SUBTILE": self.epilogue_subtile,
-            "GROUP_M": self.group,
+            "GROUP_M": self.group_m,
             "SWAP": int(self.swap),
         }
 
-    def __str__(self):
-        words = [
-            f"{self.kernel} {self.block_m} × {self.block_n}",
-            f"{self.stages} stage{'s' * (self.stages > 1)}",
-        ]
-        if self.kernel != "one_group":
-            words.append(f"{self.consumers} consumer{'s' * (self.consumers > 1)}")
-        words += [f"{64 * self.boxes_per_stage} deep"] * (self.boxes_per_stage > 1)
-        words += [f"cluster {self.cluster}"] * (self.cluster > 1) + ["persistent"] * self.persistent
-        words += [f"{self.epilogue_subtile} parts"] * (self.epilogue_subtile > 1)
-        words += [f"group {self.group}"] * (self.group > 1) + ["swapped"] * self.swap + ["early"] * self.pdl
-        return ", ".join(words)
+    @property
+    def block_k(self) -> int:
+        """Columns of A and of B in a stage."""
+        return BOX_K * self.boxes_per_stage
+
+    @property
+    def name(self) -> str:
+        """The configuration as a person says it; `parse` reads it."""
+        always = ["block_m block_n block_k"] + ["consumers"] * (self.kernel != "one_group")
+        return spoken.say(self, PHRASES, always)
+
+    def __str__(self) -> str:
+        return self.name
 
     def tiles(self, m: int, n: int) -> int:
         """Return the number of tiles that cover C (m, n), in whole clusters."""
@@ -172,6 +192,22 @@ class WgmmaConfig:
         return min(tiles, max(sms // whole * whole, self.cluster)) if self.persistent else tiles
 
 
+def parse(text: str) -> WgmmaConfig:
+    """Return the configuration with this `name`, or with its older form "specialised 128 × 128, 4 stages, 2 consumers".
+
+    Raises ValueError for another text.
+    """
+    fields = {"block_k": BOX_K, "kernel": "specialised"} | spoken.read(text, PHRASES, _OLD_NAME)
+    if not {"block_m", "num_stages"} <= fields.keys():
+        raise ValueError(f"{text!r:.80} names no configuration; one is 128×256×64 · 4 stages · 2 consumers.")
+    return WgmmaConfig(boxes_per_stage=fields.pop("block_k") // BOX_K, **fields)
+
+
+def load_config(**fields) -> WgmmaConfig:
+    """Return the configuration of a saved row, which may have the fields of an earlier version."""
+    return WgmmaConfig(**{OLD_FIELDS.get(name, name): value for name, value in fields.items()})
+
+
 def _ladder() -> dict[str, WgmmaConfig]:
     tile = WgmmaConfig("one_group", 128, 128, 1)
     warp_specialized = WgmmaConfig("specialised", 128, 128, 4)
@@ -182,14 +218,14 @@ def _ladder() -> dict[str, WgmmaConfig]:
     pdl = dataclasses.replace(persistent, pdl=True)
     return {
         "tile": tile,
-        "ring": dataclasses.replace(tile, stages=4),
+        "ring": dataclasses.replace(tile, num_stages=4),
         "warp_specialized": warp_specialized,
         "two_consumers": two_consumers,
         "tile_128x256": tile_128x256,
         "cluster": cluster,
         "persistent": persistent,
         "pdl": pdl,
-        "raster": dataclasses.replace(pdl, group=4),
+        "raster": dataclasses.replace(pdl, group_m=4),
     }
 
 
@@ -226,10 +262,10 @@ def candidates() -> list[WgmmaConfig]:
     """Return the configurations among which `best_config` chooses, large tiles first."""
 
     def persistent(*tile, **rest):
-        return WgmmaConfig("specialised", *tile, persistent=True, pdl=True, **{"group": 16, **rest})
+        return WgmmaConfig("specialised", *tile, persistent=True, pdl=True, **{"group_m": 16, **rest})
 
     large = [
-        persistent(128, 256, 4, consumers=2, epilogue_subtile=4, group=4),
+        persistent(128, 256, 4, consumers=2, epilogue_subtile=4, group_m=4),
         persistent(128, 224, 4, consumers=2, epilogue_subtile=7),
         persistent(128, 192, 4, consumers=2),
         persistent(128, 128, 6, consumers=2),
@@ -288,10 +324,10 @@ def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> float:
     operands *= (
         1 if k % BOX_K == 0 else 1.5
     )  # rows start within a line of 128 bytes, so a row of a box touches two
-    if config.kernel == "one_group" and config.stages == 1:
+    if config.kernel == "one_group" and config.num_stages == 1:
         waiting = (rates.latency_us + products) / resident
     else:
-        waiting = rates.latency_us / (config.stages - 1) / resident
+        waiting = rates.latency_us / (config.num_stages - 1) / resident
     ends = rates.store_us * 64 / config.box + (0 if config.persistent else rates.start_us + rates.latency_us)
     ends = 0 if resident > 1 and not config.persistent else ends  # other CTAs of the SM multiply meanwhile
     step = max(products, operands, waiting) + rates.overlap * min(products, operands)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tilelab.runtime import operators
 
 
-def _fake(a, b, config="best"):
+def _fake(a: torch.Tensor, b: torch.Tensor, config: str = "best") -> torch.Tensor:
     torch._check(
         a.shape[1] == b.shape[0], lambda: f"a (M, K) and b (K, N) must agree in K; {a.shape} and {b.shape}."
     )
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-def register(run):
+def register(run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Register `run(a, b, config="best")` and return the operator."""
     return operators.register(
         'wgmma_gemm(Tensor a, Tensor b, str config="best") -> Tensor',

@@ -10,6 +10,11 @@
 //   4. When wgmma has finished with a stage, the stage is empty, and step 1 may fill it again.
 //   5. After the last step along K, the epilogue rounds the sums to bf16 and TMA stores them.
 //
+// Compile it with `python -m ch10.wgmma_gemm --compile`, or by hand:
+//
+//     nvcc -arch=sm_90a -Itilelab/include -cubin ch10/wgmma_gemm/wgmma_gemm.cu -DKERNEL=SPECIALISED -DBLOCK_M=128
+//         -DBLOCK_N=256 -DSTAGES=4 -DCONSUMERS=2 -DBOXES_PER_STAGE=1 -DCLUSTER=1 -DEPILOGUE_SUBTILE=4 -DGROUP_M=4 -DSWAP=0
+//
 // KERNEL selects one of three kernels:
 //   ONE_GROUP    one warp group issues both the loads and the products.
 //   SPECIALISED  one warp group (the producer) loads, CONSUMERS warp groups multiply; persistent if the grid
@@ -25,7 +30,9 @@
 //   EPILOGUE_SUBTILE   number of parts in which the epilogue stores its tile
 //   GROUP_M            rows of tiles in a band of the raster (tile_coordinates)
 //   SWAP               1: A and B have changed places, and C is stored transposed
+//   RECORD             if it is defined, the kernel writes time stamps (recorder.cuh)
 #include "wgmma.cuh"
+#include "recorder.cuh"
 
 #define ONE_GROUP 0
 #define SPECIALISED 1
@@ -143,7 +150,9 @@ __device__ __forceinline__ void epilogue(const float (&acc)[FRAGMENTS][BLOCK_N /
 #if KERNEL == ONE_GROUP
 extern "C" __global__ void __launch_bounds__(128, 1)
     one_group(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-              const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
+              const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c,
+              Recording recording) {
+    RingState<STAGES> state(recording);
     const u32 ring = shared_address(shared), full = ring + RING_BYTES + STAGED_BYTES;
     const bool leader = threadIdx.x == 0;
     if (leader) {
@@ -151,6 +160,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
         fence_mbarrier_init();
     }
     __syncthreads();
+    state.record(STARTED);
     const Tile tile = tile_coordinates(blockIdx.x, (M + BLOCK_M - 1) / BLOCK_M, (N + BLOCK_N - 1) / BLOCK_N, GROUP_M);
     const int row = tile.m * BLOCK_M, column = tile.n * BLOCK_N, steps = (K + BLOCK_K - 1) / BLOCK_K;
 
@@ -161,6 +171,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
             tma_load_2d(a + box * A_BOX_BYTES, a_map, step * BLOCK_K + box * BOX_K, row, barrier);
             tma_load_2d(b + box * B_BOX_BYTES, b_map, step * BLOCK_K + box * BOX_K, column, barrier);
         }
+        state.record(LOADED, step, stage);
     };
     if (leader)
         for (int step = 0; step < min(STAGES, steps); ++step) load(step, step);
@@ -168,22 +179,26 @@ extern "C" __global__ void __launch_bounds__(128, 1)
     float acc[FRAGMENTS][BLOCK_N / 2];
     // With two or more stages, the products of one step keep running while the next stage is waited for.
     constexpr int LAG = STAGES > 1;
-    Ring<STAGES> position;
     u32 previous_stage = 0;
-    for (int step = 0; step < steps; ++step, position.advance()) {
-        mbarrier_wait(full + 8 * position.stage, position.phase);
-        const u32 a = ring + position.stage * STAGE_BYTES;
+    for (int step = 0; step < steps; ++step, state.advance()) {
+        mbarrier_wait(full + 8 * state.stage, state.phase);
+        state.record(ARRIVED, step, state.stage);
+        const u32 a = ring + state.stage * STAGE_BYTES;
         multiply(acc, a, a + A_BYTES, step > 0);
         wgmma_wait<LAG>();
+        if (step >= LAG) state.record(MULTIPLIED, step - LAG);
         __syncthreads();  // all four warps have read the stage of LAG steps ago, so it may be filled again
         if (leader && step >= LAG && step - LAG + STAGES < steps)
-            load(step - LAG + STAGES, LAG ? previous_stage : position.stage);
-        previous_stage = position.stage;
+            load(step - LAG + STAGES, LAG ? previous_stage : state.stage);
+        previous_stage = state.stage;
     }
     wgmma_wait<0>();
+    if (LAG) state.record(MULTIPLIED, steps - 1);
     u32 stored = 0;
     epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);
+    state.record(STORED);
     if (leader) bulk_wait_read<0>();  // shared memory must outlive the stores that read it
+    state.finish();
 }
 #endif
 
@@ -218,13 +233,14 @@ __device__ __forceinline__ Barriers make_barriers(u32 address, u32 ctas) {
 // into the shared memory of all of them.
 template <bool MULTICAST>
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, u32 ring, Barriers barriers,
-                                        Ring<STAGES>& position, int row, int column, int first, int last) {
+                                        RingState<STAGES>& state, int row, int column, int first, int last) {
     constexpr u32 B_ROWS_PER_CTA = BLOCK_N / CLUSTER;
-    for (int step = first; step < last; ++step, position.advance()) {
+    for (int step = first; step < last; ++step, state.advance()) {
         // On a new barrier, a wait for the phase before the first one returns at once: all stages are empty.
-        mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);
-        const u32 a = ring + position.stage * STAGE_BYTES, b = a + A_BYTES;
-        const u32 barrier = barriers.full + 8 * position.stage;
+        mbarrier_wait(barriers.empty + 8 * state.stage, state.phase ^ 1);
+        const u32 freed = state.read_clock();
+        const u32 a = ring + state.stage * STAGE_BYTES, b = a + A_BYTES;
+        const u32 barrier = barriers.full + 8 * state.stage;
         mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
         for (int box = 0; box < BOXES_PER_STAGE; ++box) {
             const int k = step * BLOCK_K + box * BOX_K;
@@ -237,6 +253,8 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
                 tma_load_2d(b + box * B_BOX_BYTES, b_map, k, column, barrier);
             }
         }
+        state.record_at(freed, FREE, step, state.stage);
+        state.record(LOADED, step, state.stage);
     }
 }
 
@@ -254,21 +272,28 @@ __device__ __forceinline__ void release(u32 barrier) {
 // A consumer multiplies the steps first to last - 1 of its rows.
 template <bool MULTICAST>
 __device__ __forceinline__ void consume(float (&acc)[FRAGMENTS][BLOCK_N / 2], u32 ring, Barriers barriers,
-                                        Ring<STAGES>& position, int first, int last) {
+                                        RingState<STAGES>& state, int first, int last) {
     const u32 consumer = threadIdx.x / 128 - 1;
     u32 previous_stage = 0;
-    for (int step = first; step < last; ++step, position.advance()) {
-        mbarrier_wait(barriers.full + 8 * position.stage, position.phase);
-        const u32 a = ring + position.stage * STAGE_BYTES;
+    for (int step = first; step < last; ++step, state.advance()) {
+        mbarrier_wait(barriers.full + 8 * state.stage, state.phase);
+        const u32 arrived = state.read_clock();
+        const u32 a = ring + state.stage * STAGE_BYTES;
         multiply(acc, a + consumer * ROWS * 128, a + A_BYTES, step > first);
+        state.record_at(arrived, ARRIVED, step, state.stage);
         // One group of products stays in flight, so the tensor cores never wait for this loop. The group before it has
         // finished, and so its stage is free.
         wgmma_wait<1>();
-        if (step > first) release<MULTICAST>(barriers.empty + 8 * previous_stage);
-        previous_stage = position.stage;
+        const u32 multiplied = state.read_clock();
+        if (step > first) {
+            release<MULTICAST>(barriers.empty + 8 * previous_stage);
+            state.record_at(multiplied, MULTIPLIED, step - 1);
+        }
+        previous_stage = state.stage;
     }
     wgmma_wait<0>();
     release<MULTICAST>(barriers.empty + 8 * previous_stage);
+    state.record(MULTIPLIED, last - 1);
 }
 #endif
 
@@ -277,21 +302,23 @@ __device__ __forceinline__ void consume(float (&acc)[FRAGMENTS][BLOCK_N / 2], u3
 // several (persistent): the producer already loads the next tile while the consumers store this one.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     specialised(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-                const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
+                const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c,
+                Recording recording) {
+    RingState<STAGES> state(recording);
     const u32 ring = shared_address(shared), warpgroup = threadIdx.x / 128, rank = CLUSTER > 1 ? cluster_rank() : 0;
     const Barriers barriers = make_barriers(ring + RING_BYTES + STAGED_BYTES, CLUSTER);
     const int tiles_m = (M + BLOCK_M * CLUSTER - 1) / (BLOCK_M * CLUSTER), tiles_n = (N + BLOCK_N - 1) / BLOCK_N;
     const int steps = (K + BLOCK_K - 1) / BLOCK_K, clusters = gridDim.x / CLUSTER;
-    Ring<STAGES> position;
     if (warpgroup == 0) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             prefetch_tensormap(a_map), prefetch_tensormap(b_map), prefetch_tensormap(c_map);
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
+            state.record(STARTED);
             for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters) {
                 const Tile tile = tile_coordinates(tile_id, tiles_m, tiles_n, GROUP_M);
-                produce<(CLUSTER > 1)>(a_map, b_map, ring, barriers, position, (tile.m * CLUSTER + rank) * BLOCK_M,
+                produce<(CLUSTER > 1)>(a_map, b_map, ring, barriers, state, (tile.m * CLUSTER + rank) * BLOCK_M,
                                        tile.n * BLOCK_N, 0, steps);
             }
         }
@@ -301,14 +328,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const u32 consumer = warpgroup - 1, staged = ring + RING_BYTES + consumer * BUFFERS * SUBTILE_BYTES;
         u32 stored = 0;
         float acc[FRAGMENTS][BLOCK_N / 2];
+        state.record(STARTED);
         for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters) {
             const Tile tile = tile_coordinates(tile_id, tiles_m, tiles_n, GROUP_M);
-            consume<(CLUSTER > 1)>(acc, ring, barriers, position, 0, steps);
+            consume<(CLUSTER > 1)>(acc, ring, barriers, state, 0, steps);
             const int row = (tile.m * CLUSTER + rank) * BLOCK_M + consumer * ROWS;
             epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);
+            state.record(STORED, tile_id);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();  // shared memory must outlive the stores that read it
     }
+    state.finish();
     // The other CTAs of the cluster still signal barriers in this CTA's shared memory, which ends with the CTA.
     __syncwarp();
     if (CLUSTER > 1) cluster_arrive(), cluster_wait();
@@ -324,28 +354,29 @@ constexpr u32 CONSUMERS_BARRIER = 8;  // the named barrier of all consumers
 // shared memory. Then each CTA adds up 1 / CLUSTER of the tile, reading the sums of all CTAs in a fixed order.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     split(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-          const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c) {
+          const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c,
+          Recording recording) {
+    RingState<STAGES> state(recording);
     const u32 ring = shared_address(shared), warpgroup = threadIdx.x / 128, rank = cluster_rank();
     const Barriers barriers = make_barriers(ring + SPLIT_BYTES, 1);
     const int tiles_m = (M + BLOCK_M - 1) / BLOCK_M, tiles_n = (N + BLOCK_N - 1) / BLOCK_N;
     const Tile tile = tile_coordinates(blockIdx.x / CLUSTER, tiles_m, tiles_n, GROUP_M);
     const int row = tile.m * BLOCK_M, column = tile.n * BLOCK_N, steps = (K + BLOCK_K - 1) / BLOCK_K;
     const int first = steps * rank / CLUSTER, last = steps * (rank + 1) / CLUSTER;
-    Ring<STAGES> position;
     if (warpgroup == 0) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
             prefetch_tensormap(a_map), prefetch_tensormap(b_map);
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
-            produce<false>(a_map, b_map, ring, barriers, position, row, column, first, last);
+            produce<false>(a_map, b_map, ring, barriers, state, row, column, first, last);
         }
         __syncwarp();
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         const int consumer = warpgroup - 1, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         float acc[FRAGMENTS][BLOCK_N / 2];
-        consume<false>(acc, ring, barriers, position, first, last);
+        consume<false>(acc, ring, barriers, state, first, last);
         // The sums overwrite the ring, which other consumers may still read.
         named_barrier_sync(CONSUMERS_BARRIER, 128 * CONSUMERS);
 #pragma unroll

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ch07.resample.lesson import audit, figures
+from ch07.resample.lesson import figures
+from claims.audits import resample as audit
 from claims.judge import Evidence, Ruling, decide, is_at_least, is_better, is_within, leave_open, rule
 from tilelab.runtime import device
 

@@ -4,9 +4,8 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-from legible import assert_legible, texts
+from legible import assert_legible
 
-from ch10.tile_pipeline.configs import TileConfig
 from ch10.tile_pipeline.lesson import figures
 from ch10.wgmma_gemm.lesson import figures as gemm_figures
 
@@ -47,96 +46,13 @@ def curve():
     )
 
 
-PICTURES = {
-    "map": figures.draw_tensor_map,
-    "halo": figures.draw_halo,
-    "ring": figures.draw_ring,
-    "wavefronts": figures.draw_wavefronts,
-    "multicast": figures.draw_multicast,
-    "curve": curve,
-    "tiles": gemm_figures.draw_gemm_tiles,
-    "descriptor": gemm_figures.draw_descriptor,
-    "sums": gemm_figures.draw_accumulators,
-    "roles": gemm_figures.draw_warp_roles,
-    "two consumers": lambda: gemm_figures.draw_warp_roles(2, 256),
-    "raster": gemm_figures.draw_raster,
-    "timeline": timeline,
-}
-
-
-@pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
+@pytest.mark.parametrize("draw", [curve, timeline])
 def test_every_text_lies_inside_and_clear_of_the_others(draw):
     assert_legible(draw())
 
 
-def test_the_drawing_of_a_tensor_map_holds_the_fields():
-    said = texts(figures.draw_tensor_map())
-    for text in (
-        "100, 40",
-        "224 bytes",
-        "32, 16",
-        "64B",
-        "zero",
-        "128B of L2",
-        "bfloat16",
-        "16 × 64 B = 1,024 B",
-        "corner (40, 12)",
-    ):
-        assert text in said
-
-
-def test_the_halo_that_is_drawn_is_the_kernels():
-    figure = figures.draw_halo()
-    assert (
-        figure.get_suptitle()
-        == f"One box brings tile and halo; {24 + 4 * 10 - 4} of 240 elements lie outside"
-    )
-    assert "the barrier expects the whole box: 10 × 24 × 4 B = 960 bytes" in texts(figure)
-    rows, columns = TileConfig("stencil", 8, 32, 32).box()
-    assert any(f"box {rows} × {columns - 16} at (-4, -1), columns first" in text for text in texts(figure))
-    assert any(patch.get_hatch() for patch in figure.axes[0].patches)
-
-
-def test_wavefronts_are_those_of_the_swizzle():
-    figure = figures.draw_wavefronts()
-    assert figure.get_suptitle() == "A warp reads column 5: 32 wavefronts as it lies, 4 with the swizzle"
-    assert [texts(figure).count(f"wavefront {number}") for number in (1, 2, 3, 16)] == [9, 9, 1, 1]
-
-
 def test_a_curve_tells_its_values():
     assert "900 at 1, 3900 at 64, 250 at 8,192; torch sum 4000" in curve().description
-
-
-def test_gemm_tiles_count_operations_per_byte():
-    said = texts(gemm_figures.draw_gemm_tiles())
-    assert "2.1 M operations, 64 per byte" in said and "4.2 M operations, 85 per byte" in said
-
-
-def test_the_descriptor_is_drawn_with_the_swizzle_of_the_hardware():
-    said = texts(gemm_figures.draw_descriptor())
-    row_3 = said.index("row 3")
-    assert said[row_3 + 1 : row_3 + 9] == [f"unit {place ^ 3}" for place in range(8)]
-
-
-def test_the_sums_are_drawn_where_the_kernel_stores_them():
-    figure = gemm_figures.draw_accumulators()
-    said = texts(figure)
-    assert [said.count(f"lane {lane}") for lane in range(32)] == [2] * 32
-    assert said[said.index("row 5") + 1] == said[said.index("row 13") + 1] == "lane 20" and figure.description
-
-
-def test_roles_count_arrivals_and_bytes():
-    for consumers, columns, expected in (
-        (1, 128, "1 arrival + 32,768 bytes"),
-        (2, 256, "1 arrival + 49,152 bytes"),
-    ):
-        said = texts(gemm_figures.draw_warp_roles(consumers, columns))
-        assert expected in said and f"{4 * consumers} arrivals, one per warp" in said
-
-
-def test_the_raster_counts_what_is_read():
-    said = texts(gemm_figures.draw_raster())
-    assert "5 tiles of A + 32 of B: 1.08 MiB" in said and "16 tiles of A + 9 of B: 0.53 MiB" in said
 
 
 def test_timeline():

@@ -28,6 +28,7 @@ from tilelab.runtime import build, device, provenance
 
 __all__ = [
     "Ladder",
+    "check_kernel",
     "check_launch",
     "code_hash",
     "compile_launch",
@@ -39,7 +40,9 @@ __all__ = [
     "make_guarded",
     "notebook_texts",
     "register",
+    "require_right",
     "require_written",
+    "run_cases",
     "run_everywhere",
 ]
 
@@ -160,6 +163,14 @@ def check_launch(
     return ""
 
 
+def require_launch(
+    prepare: Callable, cases: dict[str, Sequence], make_inputs: Callable, spec: Callable, **how
+) -> None:
+    """Raise AssertionError, which says what is wrong, unless `check_launch` finds nothing."""
+    if fault := check_launch(prepare, cases, make_inputs, spec, **how):
+        raise AssertionError(fault)
+
+
 def _find_difference(out: torch.Tensor, expected: torch.Tensor, tolerance: float | None) -> str:
     if not out.is_floating_point():
         wrong = out != expected
@@ -197,6 +208,52 @@ def run_everywhere(run: Callable[[str], str]) -> str:
     elif not device.current().has_tma:
         return "not run: that needs a GPU with TMA, or g++ for the emulator"
     return run("cuda") if device.current().has_tma else ""
+
+
+def run_cases(
+    prepare: Callable, make_inputs: Callable, find_wrong: Callable, cases: dict[str, object], where: str
+) -> str:
+    """Run a CUDA version on each of `cases` at "cpu", in the emulator, or at "cuda"; return "" or what is wrong.
+
+    `make_inputs(case, where)` returns the tensors for `prepare`. The last one is the output, in which every element is
+    wrong. `find_wrong(*tensors)` marks the elements of the output that are wrong after the launch.
+    """
+    for name, case in cases.items():
+        *given, wrong = make_inputs(case, where)
+        flat, buffer = make_guarded(wrong.flatten())
+        out = flat.view(wrong.shape)
+        prepare(*given, out)()
+        if fault := find_fault(flat, buffer, find_wrong(*given, out).flatten()):
+            return f"{name}: {fault}"
+    return ""
+
+
+def check_kernel(
+    prepare: Callable,
+    make_inputs: Callable,
+    find_wrong: Callable,
+    cases: dict[str, object],
+    on_gpu: dict[str, object] | None = None,
+) -> str:
+    """Run a CUDA version on `cases` everywhere, and on `on_gpu` where there is a GPU; return "" or what is wrong.
+
+    The arguments are those of `run_cases`.
+    """
+    return run_everywhere(
+        lambda where: run_cases(
+            prepare, make_inputs, find_wrong, cases | ((on_gpu or {}) if where == "cuda" else {}), where
+        )
+    )
+
+
+def require_right(kernel, prepare: Callable, *how) -> None:
+    """Raise AssertionError unless `check_kernel(prepare, *how)` finds nothing wrong with a kernel of the reader.
+
+    NotImplementedError where the kernel is not written yet.
+    """
+    require_written(kernel)
+    fault = check_kernel(prepare, *how)
+    assert not fault, fault
 
 
 class Ladder:

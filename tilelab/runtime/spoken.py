@@ -66,5 +66,6 @@ def _convert(value: str, phrase: str) -> int | str | bool:
 
 def _pattern(phrase: str) -> str:
     """Return the regular expression of a phrase, in which the first word after the number may be a singular."""
-    pattern = re.escape(phrase).replace(r"\{\}", r"([0-9]{1,9}|[a-z_]+)").replace("×", "[×x]")
+    place = r"([0-9]{1,9}B?|[a-z_][a-z0-9_]*)"
+    pattern = re.escape(phrase).replace(r"\{\}", place).replace("×", "[×x]")
     return re.sub(r"^(\([^)]*\)\\ [a-z]+)s", r"\1s?", pattern)

@@ -36,40 +36,50 @@ def make_copy_inputs(nbytes: int = LARGE, where="cuda") -> list[torch.Tensor]:
 def make_axpy_inputs(nbytes: int = LARGE // 2, where="cuda") -> list[torch.Tensor]:
     """Return x and y, normally distributed float32, and out, full of NaN."""
     x, y = (torch.randn(nbytes // 4, device=where) for _ in range(2))
-    return [x, y, torch.full_like(x, float("nan"))]
+    return [x, y, torch.full_like(x, torch.nan)]
+
+
+def launch(
+    kernel, blocks=None, threads: int = 32, tile: int = TILE_BYTES, stages: int = 0, arguments=lambda x: ()
+) -> Callable:
+    """Return a function that prepares a launch on x and out: by default one block per tile of `tile` bytes."""
+
+    def prepare(x, out):
+        tiles = -(-x.nbytes // tile)
+        return kernel.prepare(blocks or tiles, threads, (x, out, tiles, *arguments(x)), stages * tile)
+
+    return prepare
+
+
+def _count_tiles(*counts: int) -> dict[str, int]:
+    return {f"{count} tile{'s' * (count > 1)}": count for count in counts}
 
 
 def check_copy(prepare: Callable, tile_bytes: int = TILE_BYTES) -> str:
     """Run a copy on one tile, a few and many; return "" or what is wrong. `prepare(x, out)` returns the launch."""
-
-    def run(where: str) -> str:
-        for tiles in (1, 5, 67 if where == "cpu" else 4099):
-            x, wrong = make_copy_inputs(tiles * tile_bytes, where)
-            out, buffer = lesson.make_guarded(wrong)
-            prepare(x, out)()
-            if fault := lesson.find_fault(out, buffer, out != x):
-                return f"{tiles} tiles: {fault}"
-        return ""
-
-    return lesson.run_everywhere(run)
+    return lesson.check_kernel(
+        prepare,
+        lambda tiles, where: make_copy_inputs(tiles * tile_bytes, where),
+        lambda x, out: out != x,
+        _count_tiles(1, 5, 67),
+        _count_tiles(4099),
+    )
 
 
 def check_axpy(prepare: Callable) -> str:
     """Run out = A x + y on one tile, a few and many; return "" or what is wrong."""
 
-    def run(where: str) -> str:
-        for tiles in (1, 5, 41 if where == "cpu" else 4099):
-            x, y, nan = make_axpy_inputs(tiles * TILE_BYTES, where)
-            out, buffer = lesson.make_guarded(nan)
-            prepare(x, y, out)()
-            error = (out.double() - (A * x.double() + y.double())).abs()
-            if fault := lesson.find_fault(
-                out, buffer, ~(error <= 1e-6 * (A * x.abs() + y.abs()).clamp(min=1e-3))
-            ):
-                return f"{tiles} tiles: {fault}"
-        return ""
+    def find_wrong(x, y, out):
+        error = (out.double() - (A * x.double() + y.double())).abs()
+        return ~(error <= 1e-6 * (A * x.abs() + y.abs()).clamp(min=1e-3))
 
-    return lesson.run_everywhere(run)
+    return lesson.check_kernel(
+        prepare,
+        lambda tiles, where: make_axpy_inputs(tiles * TILE_BYTES, where),
+        find_wrong,
+        _count_tiles(1, 5, 41),
+        _count_tiles(4099),
+    )
 
 
 def check_ring(kernel, tile_bytes: int = 1024, stages: int = 0) -> None:
@@ -79,26 +89,22 @@ def check_ring(kernel, tile_bytes: int = 1024, stages: int = 0) -> None:
     """
     lesson.require_written(kernel)
     for blocks in (1, 3, 7):
-
-        def prepare(x, out, blocks=blocks):
-            return kernel.prepare(blocks, 32, (x, out, x.numel() // tile_bytes), stages * tile_bytes)
-
-        fault = check_copy(prepare, tile_bytes)
+        fault = check_copy(launch(kernel, blocks, tile=tile_bytes, stages=stages), tile_bytes)
         assert not fault, f"with {blocks} block{'s' * (blocks > 1)}, {fault}"
 
 
 def check_scale(kernel) -> None:
     """Raise AssertionError unless `kernel(a, x, out)` computes a x with 256 floats per block of 256 threads."""
-    lesson.require_written(kernel)
-
-    def run(where: str) -> str:
-        x, wrong = torch.randn(13 * 256, device=where), torch.full((13 * 256,), float("nan"), device=where)
-        out, buffer = lesson.make_guarded(wrong)
-        kernel.prepare(13, 256, (A, x, out))()
-        return lesson.find_fault(out, buffer, out != A * x)
-
-    fault = lesson.run_everywhere(run)
-    assert not fault, fault
+    lesson.require_right(
+        kernel,
+        lambda x, out: kernel.prepare(13, 256, (A, x, out)),
+        lambda tiles, where: [
+            torch.randn(tiles * 256, device=where),
+            torch.full((tiles * 256,), torch.nan, device=where),
+        ],
+        lambda x, out: out != A * x,
+        _count_tiles(13),
+    )
     assert kernel.counts().get("UBLKCP", 0) >= 2, "the kernel has no bulk load and bulk store"
 
 

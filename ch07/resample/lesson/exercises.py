@@ -39,7 +39,7 @@ lesson.register("ch07_resample_versions", "ch07_resample", *VERSIONS)
 def make_inputs(shape=EXAMPLE, where="cuda", odd: bool = False) -> list[torch.Tensor]:
     """Return float32 features, ascending source times, target times, and out, full of NaN. See experiments."""
     given = experiments.make_inputs(*shape, torch.float32, odd, where)
-    return [*given, torch.full((shape[0], shape[2], shape[3]), float("nan"), device=where)]
+    return [*given, torch.full((shape[0], shape[2], shape[3]), torch.nan, device=where)]
 
 
 @functools.cache
@@ -104,51 +104,63 @@ def by_chunk(kernel, blocks: int = 0, smem_bytes: int = 0, box: tuple[int, int] 
     return prepare
 
 
+def find_left(source_times, target_times) -> torch.Tensor:
+    """Return the index of the last source time at or before each target, at least 0 and at most sources - 2."""
+    left = torch.searchsorted(source_times, target_times, right=True) - 1
+    return left.clamp(0, source_times.shape[1] - 2)
+
+
 def find_wrong(features, source_times, target_times, out) -> torch.Tensor:
     """Return where `out` differs from `spec` by more than a few roundings of the larger neighbour."""
     expected = spec(features, source_times, target_times)
-    left = (torch.searchsorted(source_times, target_times, right=True) - 1).clamp(
-        0, source_times.shape[1] - 2
-    )
+    left = find_left(source_times, target_times)
     scale = sum(features.abs().gather(1, index[..., None].expand_as(out)) for index in (left, left + 1))
     return ~((out.double() - expected).abs() <= 1e-6 * scale)
 
 
-def check_version(prepare: Callable, shapes=SMALL) -> str:
-    """Run a kernel on small problems with plain and with odd times; return "" or what is wrong.
+def _name_cases(*shapes) -> dict[str, tuple]:
+    """Return each (B, S, T) with plain and, from three sources on, with odd times, by name."""
+    return {
+        f"B, S, T = {', '.join(map(str, shape))}{', odd times' * odd}": (*shape, odd)
+        for shape in shapes
+        for odd in (False, True)
+        if shape[1] > 2 or not odd
+    }
+
+
+CASES = _name_cases(*SMALL)
+
+
+def _make_case(case: tuple, where: str) -> list[torch.Tensor]:
+    batches, sources, targets, odd = case
+    return make_inputs((batches, sources, targets, DEPTH), where, odd)
+
+
+def find_fault(prepare: Callable, where: str) -> str:
+    """Run a version on small problems, in the emulator ("cpu") or on "cuda"; return "" or what is wrong."""
+    return lesson.run_cases(prepare, _make_case, find_wrong, CASES, where)
+
+
+def check_version(prepare: Callable) -> str:
+    """Run a version on small problems with plain and with odd times, everywhere; return "" or what is wrong.
 
     `prepare(features, source_times, target_times, out)` returns the launch.
     """
+    return lesson.check_kernel(prepare, _make_case, find_wrong, CASES, _name_cases((16, TIMES, 2048)))
+
+
+def read_places(kernel) -> list[int]:
+    """Return place(0), …, place(TIMES - 1) of the cell of `kernel`, which writes them to `places`."""
+    places = torch.full((TIMES,), -1, dtype=torch.int32)
 
     def run(where: str) -> str:
-        for batches, sources, targets in shapes if where == "cpu" else (*shapes, (16, TIMES, 2048)):
-            for odd in (False, sources > 2):
-                *given, nan = make_inputs((batches, sources, targets, DEPTH), where, odd)
-                out, buffer = lesson.make_guarded(nan.flatten())
-                prepare(*given, out.view(nan.shape))()
-                wrong = find_wrong(*given, out.view(nan.shape)).flatten()
-                if fault := lesson.find_fault(out, buffer, wrong):
-                    return f"B, S, T = {batches}, {sources}, {targets}{', odd times' * odd}: {fault}"
+        found = places.to(where)
+        kernel.prepare(1, TIMES, (found,))()
+        places.copy_(found)
         return ""
 
-    return lesson.run_everywhere(run)
-
-
-def _raise(fault: str) -> None:
+    fault = lesson.run_everywhere(run)
     assert not fault, fault
-
-
-def read_places(kernel, count: int = TIMES) -> list[int]:
-    """Return place(0), …, place(count - 1) of the cell of `kernel`, which writes them to `places`."""
-    places = torch.full((count,), -1, dtype=torch.int32)
-
-    def run(where: str) -> str:
-        on = places.to(where)
-        kernel.prepare(1, count, (on,))()
-        places.copy_(on)
-        return ""
-
-    _raise(lesson.run_everywhere(run))
     return places.tolist()
 
 
@@ -165,38 +177,35 @@ def check_places(places_kernel, kernel) -> None:
         for step in figures.ballot_search_reads(TIMES, target + 0.5)
     )
     assert most <= 2, f"one step takes {most} wavefronts"
-    _raise(check_version(by_chunk(kernel)))
+    check_mended(kernel)
+
+
+def check_mended(kernel) -> None:
+    """Raise AssertionError unless a version with a block per chunk is right."""
+    fault = check_version(by_chunk(kernel))
+    assert not fault, fault
 
 
 def check_search(kernel) -> None:
     """Raise AssertionError unless `kernel(source_times, target_times, left, sources, targets, chunks)` searches.
 
-    It runs with a block of 256 threads per chunk of 64 targets. left (B, T) gets the index of the last source time at
-    or before each target, at least 0 and at most sources - 2.
+    It runs with a block of 256 threads per chunk of 64 targets. left (B, T) gets the result of `find_left`.
     """
-    lesson.require_written(kernel)
 
-    def run(where: str) -> str:
-        for batches, sources, targets in SMALL:
-            for odd in (False, sources > 2):
-                _, source_times, target_times = experiments.make_inputs(
-                    batches, sources, targets, 1, torch.float32, odd, where
-                )
-                expected = (
-                    (torch.searchsorted(source_times, target_times, right=True) - 1)
-                    .clamp(0, sources - 2)
-                    .int()
-                )
-                out, buffer = lesson.make_guarded(torch.full_like(expected, -1).flatten())
-                chunks = -(-targets // CHUNK)
-                kernel.prepare(
-                    batches * chunks, 256, (source_times, target_times, out, sources, targets, chunks)
-                )()
-                if fault := lesson.find_fault(out, buffer, out != expected.flatten()):
-                    return f"B, S, T = {batches}, {sources}, {targets}{', odd times' * odd}: {fault}"
-        return ""
+    def make_case(case, where):
+        *_, source_times, target_times, _ = _make_case(case, where)
+        return source_times, target_times, torch.full_like(target_times, -1, dtype=torch.int32)
 
-    _raise(lesson.run_everywhere(run))
+    def prepare(source_times, target_times, left):
+        (batches, sources), targets = source_times.shape, target_times.shape[1]
+        chunks = -(-targets // CHUNK)
+        arguments = (source_times, target_times, left, sources, targets, chunks)
+        return kernel.prepare(batches * chunks, 256, arguments)
+
+    def find_wrong(source_times, target_times, left):
+        return left != find_left(source_times, target_times)
+
+    lesson.require_right(kernel, prepare, make_case, find_wrong, CASES)
     assert kernel.resources()["smem_static"] >= 4 * TIMES, "the source times are not in shared memory"
 
 
@@ -206,25 +215,24 @@ def check_blend(kernel) -> None:
     It runs with a block of 256 threads per 16 targets and 64 rows of dynamic shared memory. `left` ascends and spans
     fewer than 64 rows per block.
     """
-    lesson.require_written(kernel)
 
-    def run(where: str) -> str:
-        for targets in (16, 5, 70):
-            features, weights = torch.randn(90, DEPTH, device=where), torch.rand(targets, device=where)
-            left = torch.randint(0, 89, (targets,), device=where).sort().values.int()
-            left = torch.minimum(left, left[torch.arange(targets, device=where) // 16 * 16] + 62)
-            u, w, at = (1 - weights)[:, None], weights[:, None], left.long()
-            out, buffer = lesson.make_guarded(torch.full((targets * DEPTH,), float("nan"), device=where))
-            kernel.prepare(-(-targets // 16), 256, (features, left, weights, out, targets), 64 * DEPTH * 4)()
-            scale = features[at].abs() + features[at + 1].abs()
-            wrong = ~(
-                (out.view(targets, DEPTH) - (u * features[at] + w * features[at + 1])).abs() <= 1e-6 * scale
-            )
-            if fault := lesson.find_fault(out, buffer, wrong.flatten()):
-                return f"{targets} targets: {fault}"
-        return ""
+    def make_case(targets, where):
+        features, weights = torch.randn(90, DEPTH, device=where), torch.rand(targets, device=where)
+        left = torch.randint(0, 89, (targets,), device=where).sort().values.int()
+        first = left[torch.arange(targets, device=where) // 16 * 16]  # of the target's block
+        out = torch.full((targets, DEPTH), torch.nan, device=where)
+        return features, torch.minimum(left, first + 62), weights, out
 
-    _raise(lesson.run_everywhere(run))
+    def prepare(features, left, weights, out):
+        blocks = -(-len(left) // 16)
+        return kernel.prepare(blocks, 256, (features, left, weights, out, len(left)), 64 * DEPTH * 4)
+
+    def find_wrong(features, left, weights, out):
+        before, after, w = features[left.long()], features[left.long() + 1], weights[:, None]
+        return ~((out - ((1 - w) * before + w * after)).abs() <= 1e-6 * (before.abs() + after.abs()))
+
+    cases = {f"{targets} targets": targets for targets in (16, 5, 70)}
+    lesson.require_right(kernel, prepare, make_case, find_wrong, cases)
     assert kernel.counts().get("UBLKCP", 0) >= 1, "the kernel has no bulk copy"
 
 
@@ -242,7 +250,7 @@ def check_test(is_wrong: Callable) -> None:
 
 CHECKS = {
     "Exercise 1": check_places,
-    "Exercise 2": lambda kernel: _raise(check_version(by_chunk(kernel))),
+    "Exercise 2": check_mended,
     "Exercise 3": check_search,
     "Exercise 4": check_blend,
     "Exercise 5": check_test,

@@ -9,7 +9,7 @@ import torch
 
 from tilelab import emulator
 from tilelab.cells import cuda_magic, lesson
-from tilelab.measure.check import check_exercise, make_poisoned
+from tilelab.measure.check import check_exercise
 from tilelab.runtime import cuda, device
 
 LARGE = 1 << 29  # bytes of an array that is timed
@@ -22,7 +22,12 @@ lesson.register("start_first_copy", "00_start", "by_threads", "by_engine")
 def make_inputs(nbytes: int = LARGE, where="cuda") -> list[torch.Tensor]:
     """Return x, normally distributed float32, and out, full of NaN."""
     x = torch.randn(nbytes // 4, device=where)
-    return [x, torch.full_like(x, float("nan"))]
+    return [x, torch.full_like(x, torch.nan)]
+
+
+def launch(kernel, threads: int = 32, tile: int = TILE_BYTES, arguments=lambda *tensors: tensors) -> Callable:
+    """Return a function that prepares a launch on x and out, with one block per tile of `tile` bytes."""
+    return lambda *tensors: kernel.prepare(tensors[0].nbytes // tile, threads, arguments(*tensors))
 
 
 def check_tiles(
@@ -33,23 +38,17 @@ def check_tiles(
     `prepare(*inputs, out)` returns the launch, and `expected(*inputs)` the right output, bit for bit.
     """
 
-    def run(where: str) -> str:
-        for tiles in (1, 5, 12 if where == "cpu" else 4099):
-            tensors = [make_inputs(tiles * tile_bytes, where)[0] for _ in range(inputs)]
-            wanted = expected(*tensors)
-            out, find_damage = make_poisoned(tuple(wanted.shape), torch.float32, where)
-            prepare(*tensors, out)()
-            wrong = out != wanted
-            if count := int(wrong.sum()):
-                return (
-                    f"{tiles} tile{'s' * (tiles > 1)}: {count:,} of {out.numel():,} elements are wrong, the first "
-                    f"at index {int(wrong.nonzero()[0]):,}"
-                )
-            if damage := find_damage():
-                return damage
-        return ""
+    def make_tensors(tiles: int, where: str) -> list[torch.Tensor]:
+        tensors = [make_inputs(tiles * tile_bytes, where)[0] for _ in range(inputs)]
+        return [*tensors, torch.full_like(expected(*tensors), torch.nan)]
 
-    return lesson.run_everywhere(run)
+    return lesson.check_kernel(
+        prepare,
+        make_tensors,
+        lambda *tensors: tensors[-1] != expected(*tensors[:-1]),
+        {"1 tile": 1, "5 tiles": 5, "12 tiles": 12},
+        {"4099 tiles": 4099},
+    )
 
 
 def check_copy(prepare: Callable) -> str:
@@ -62,13 +61,13 @@ def try_size(kernel: cuda_magic.CudaKernel, nbytes: int) -> str:
     sized = kernel.define(BYTES=nbytes)
     try:
         sized.cubin  # noqa: B018 compiles
-        return check_tiles(lambda x, out: sized.prepare(x.nbytes // nbytes, 32, (x, out)), tile_bytes=nbytes)
+        return check_tiles(launch(sized, tile=nbytes), tile_bytes=nbytes)
     except (cuda.CompileError, device.Unsupported) as error:  # of the compiler, or of the launch
         return next((line for line in str(error).splitlines() if "error" in line), str(error))
 
 
 def leave_out_each_step(kernel: cuda_magic.CudaKernel, steps=STEPS) -> list[dict]:
-    """Remove one call at a time from a copy, run what is left in the emulator, and return rows {without, what happens}."""
+    """Remove one call at a time from a copy and run the rest in the emulator; return rows {without, what happens}."""
     rows = []
     for step in steps:
         source = re.sub(rf"^ *{step}\b.*\n", "", kernel.source, flags=re.MULTILINE)
@@ -81,9 +80,9 @@ def _emulate(kernel: cuda_magic.CudaKernel) -> str:
     """Return what the emulator says of a copy at each speed of its engine, the first fault it finds."""
     if not emulator.is_available():
         return "not run: the emulator needs g++"
-    x, _ = make_inputs(5 * TILE_BYTES, "cpu")
+    x, out = make_inputs(5 * TILE_BYTES, "cpu")
     for seed in emulator.SEEDS:
-        out, _ = make_poisoned(tuple(x.shape), torch.float32, "cpu")
+        out.fill_(torch.nan)
         try:
             emulator.run(kernel, 5, 32, (x, out), seed=seed)
         except emulator.EmulationError as error:
@@ -119,28 +118,22 @@ def check_sizes(kernel: cuda_magic.CudaKernel, predictions: dict[int, bool]) -> 
         assert predicted == (not reason), f"BYTES={nbytes} {f'fails: {reason}' if reason else 'is copied'}"
 
 
-def _assert_moves(
-    kernel, expected: Callable, arguments: Callable, tile_bytes: int, inputs: int = 1, threads: int = 32
-) -> None:
+def _assert_moves(kernel, expected: Callable, arguments: Callable, inputs: int = 1) -> None:
     lesson.require_written(kernel)
-
-    def prepare(*tensors):
-        return kernel.prepare(tensors[0].nbytes // tile_bytes, threads, arguments(*tensors))
-
-    fault = check_tiles(prepare, expected, tile_bytes, inputs)
+    fault = check_tiles(launch(kernel, tile=1024, arguments=arguments), expected, 1024, inputs)
     assert not fault, fault
     assert kernel.counts().get("UBLKCP", 0) >= 2, "the kernel has no bulk load and bulk store"
 
 
 def check_floats(kernel) -> None:
     """Raise AssertionError unless `kernel(x, out)` copies tiles of 256 floats, one per block of 32 threads."""
-    _assert_moves(kernel, lambda x: x, lambda x, out: (x, out), 1024)
+    _assert_moves(kernel, lambda x: x, lambda x, out: (x, out))
 
 
 def check_reversed(kernel) -> None:
     """Raise AssertionError unless `kernel(x, out, tiles)` reverses the order of tiles of 1,024 bytes."""
     _assert_moves(
-        kernel, lambda x: x.view(-1, 256).flip(0).reshape(-1), lambda x, out: (x, out, x.nbytes // 1024), 1024
+        kernel, lambda x: x.view(-1, 256).flip(0).reshape(-1), lambda x, out: (x, out, x.nbytes // 1024)
     )
 
 
@@ -150,7 +143,6 @@ def check_interleaved(kernel) -> None:
         kernel,
         lambda x, y: torch.stack([x.view(-1, 256), y.view(-1, 256)], 1).reshape(-1),
         lambda x, y, out: (x, y, out),
-        1024,
         inputs=2,
     )
     for what, pattern in (("mbarriers", "SYNCS.*EXCH"), ("bulk stores", r"UBLKCP\.G")):

@@ -15,7 +15,7 @@ from tilelab.records import results
 from tilelab.runtime import device
 
 BF16_BYTES = 2
-TILE = re.compile(r"(\d+) × (\d+),")  # of C, in the name of a configuration
+TILE = re.compile(r"(\d+) ?× ?(\d+)[×,]")  # of C, in the name of a configuration
 
 
 @dataclass(frozen=True)

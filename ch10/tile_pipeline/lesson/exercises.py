@@ -5,6 +5,7 @@ All kernels take float32. Matrices have rows of whole units of 16 bytes, because
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -70,14 +71,31 @@ def make_batch(shape=BATCHED, where="cuda") -> list[torch.Tensor]:
 # ---- launches: functions that prepare a launch
 
 
-def by_box(kernel, box: tuple[int, int]) -> Callable:
-    """Return a function that prepares a launch on maps of x and out with this box: one block per box, x first."""
+def by_tile(kernel, tile: tuple[int, int], threads: int, arguments: Callable) -> Callable:
+    """Return a function that prepares a launch on `arguments(x, out)`: one block per `tile` of x, its columns first."""
 
     def prepare(x, out):
-        blocks = -(-x.shape[1] // box[1]), -(-x.shape[0] // box[0])
-        return kernel.prepare(blocks, 32, (make_tensor_map(x, box), make_tensor_map(out, box)))
+        blocks = -(-x.shape[1] // tile[1]), -(-x.shape[0] // tile[0])
+        return kernel.prepare(blocks, threads, arguments(x, out))
 
     return prepare
+
+
+def by_box(kernel, box: tuple[int, int]) -> Callable:
+    """Return a function that prepares a launch on maps of x and out with this box: one block per box."""
+    return by_tile(kernel, box, 32, lambda x, out: (make_tensor_map(x, box), make_tensor_map(out, box)))
+
+
+def by_pointer(kernel) -> Callable:
+    """Return a function that prepares a launch with 256 threads per 64 rows and 32 columns of x, without maps."""
+    return by_tile(kernel, (64, 32), 256, lambda x, out: (x, out, *x.shape))
+
+
+def by_halo(kernel, box: tuple[int, int]) -> Callable:
+    """Return a function that prepares a launch with 256 threads per 32 x 128 results; x's map has boxes of `box`."""
+    return by_tile(
+        kernel, (32, 128), 256, lambda x, out: (make_tensor_map(x, box), out, *x.shape, x.stride(0))
+    )
 
 
 def by_line(kernel, boxes: int) -> Callable:
@@ -86,15 +104,6 @@ def by_line(kernel, boxes: int) -> Callable:
     def prepare(x, out):
         maps = [make_tensor_map(tensor.view(-1), (256,)) for tensor in (x, out)]
         return kernel.prepare(-(-x.numel() // (256 * boxes)), 32, maps)
-
-    return prepare
-
-
-def by_pointer(kernel) -> Callable:
-    """Return a function that prepares a launch with 256 threads per 64 rows and 32 columns of x, without maps."""
-
-    def prepare(x, out):
-        return kernel.prepare((-(-x.shape[1] // 32), -(-x.shape[0] // 64)), 256, (x, out, *x.shape))
 
     return prepare
 
@@ -135,74 +144,62 @@ def _check_cases(cases: Sequence[tuple], run_case: Callable[[tuple, str], str]) 
     return lesson.run_everywhere(run)
 
 
-def _run_guarded(
-    prepare: Callable, inputs: Sequence[torch.Tensor], expected: torch.Tensor, tolerance=0
-) -> str:
-    """Run a kernel on `inputs`, the last of which is out, in guarded memory; return "" or what is wrong."""
-    *given, nan = inputs
-    out, buffer = lesson.make_guarded(nan.flatten())
-    prepare(*given, out.view(nan.shape))()
-    wrong = ~((out.view(nan.shape).double() - expected).abs() <= tolerance)
-    return lesson.find_fault(out, buffer, wrong.flatten())
+def _make_check(
+    cases: Sequence[tuple], make_inputs: Callable, spec: Callable, tolerance: Callable = lambda *given: 0
+) -> Callable[[Callable], str]:
+    """Return a check: it runs a kernel on inputs of each case in guarded memory and returns "" or what is wrong.
 
+    `make_inputs(case, where)` returns the inputs, the last of which is out. `spec` and `tolerance` take the others.
+    """
 
-def check_copy(prepare: Callable) -> str:
-    """Run out = x on several shapes; return "" or what is wrong. `prepare(x, out)` returns the launch."""
+    def check(prepare: Callable) -> str:
+        def run_case(case: tuple, where: str) -> str:
+            *given, nan = make_inputs(case, where)
+            out, buffer = lesson.make_guarded(nan.flatten())
+            prepare(*given, out.view(nan.shape))()
+            wrong = ~((out.view(nan.shape).double() - spec(*given)).abs() <= tolerance(*given))
+            return lesson.find_fault(out, buffer, wrong.flatten())
 
-    def run_case(shape, where):
-        x, out = make_matrices(shape, where)
-        return _run_guarded(prepare, (x, out), x)
+        return _check_cases(cases, run_case)
 
-    return _check_cases(SHAPES, run_case)
+    return check
 
 
 def stencil_spec(x: torch.Tensor) -> torch.Tensor:
     """Return CENTRE x + EDGE (up + down + left + right) in float64, with zero outside of x."""
-    padded = torch.nn.functional.pad(x.double(), (1, 1, 1, 1))
-    return CENTRE * x.double() + EDGE * (
-        padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:]
-    )
+    return CENTRE * x.double() + EDGE * _add_neighbours(x, 1)
+
+
+def _add_neighbours(x: torch.Tensor, distance: int) -> torch.Tensor:
+    """Return up + down + left + right at a distance, in float64, with zero outside of x."""
+    padded = torch.nn.functional.pad(x.double(), (distance,) * 4)
+    rows, columns = (slice(distance, -distance),) * 2
+    near, far = slice(None, -2 * distance), slice(2 * distance, None)
+    return padded[near, columns] + padded[far, columns] + padded[rows, near] + padded[rows, far]
+
+
+def search_spec(table: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+    """Return the distance of each query to the nearest row of a table."""
+    return (queries.double()[:, None] - table.double()).abs().sum(-1).amin(1)
 
 
 def check_stencil(prepare: Callable, spec: Callable = stencil_spec) -> str:
     """Run a stencil on several shapes; return "" or what is wrong."""
-
-    def run_case(shape, where):
-        x, out = make_matrices(shape, where)
-        return _run_guarded(prepare, (x, out), spec(x), 1e-6 * spec(x.abs()) + 1e-9)
-
-    return _check_cases(SHAPES, run_case)
+    return _make_check(SHAPES, make_matrices, spec, lambda x: 1e-6 * spec(x.abs()) + 1e-9)(prepare)
 
 
-def check_transpose(prepare: Callable) -> str:
-    """Run out = x transposed on several shapes; return "" or what is wrong."""
-
-    def run_case(shape, where):
-        x, out = make_matrices(shape, where, transposed=True)
-        return _run_guarded(prepare, (x, out), x.T)
-
-    return _check_cases(SHAPES, run_case)
-
-
-def check_search(prepare: Callable) -> str:
-    """Run the distance of each query to the nearest row of a table; return "" or what is wrong."""
-
-    def run_case(case, where):
-        table, queries, out = make_search(*case, where)
-        expected = (queries.double()[:, None] - table.double()).abs().sum(-1).amin(1)
-        return _run_guarded(prepare, (table, queries, out), expected, 1e-5 * expected + 1e-6)
-
-    return _check_cases(SEARCHES, run_case)
-
-
-def check_sum(prepare: Callable) -> str:
-    """Run the sum of all matrices; return "" or what is wrong."""
-
-    def run_case(shape, where):
-        x, out = make_batch(shape, where)
-        return _run_guarded(prepare, (x, out), x.double().sum(0), 1e-6 * x.double().abs().sum(0))
-
-    return _check_cases(SUMS, run_case)
+# Each takes `prepare`, which returns a launch on the inputs, and returns "" or what is wrong.
+check_copy = _make_check(SHAPES, make_matrices, lambda x: x)
+check_transpose = _make_check(SHAPES, functools.partial(make_matrices, transposed=True), torch.t)
+check_search = _make_check(
+    SEARCHES,
+    lambda case, where: make_search(*case, where),
+    search_spec,
+    lambda *given: 1e-5 * search_spec(*given) + 1e-6,
+)
+check_sum = _make_check(
+    SUMS, make_batch, lambda x: x.double().sum(0), lambda x: 1e-6 * x.double().abs().sum(0)
+)
 
 
 # ---- ladders
@@ -353,18 +350,7 @@ def wavefront_table() -> results.Table:
 
 def _wide_spec(x: torch.Tensor) -> torch.Tensor:
     """Return 0.25 (up + down + left + right) of the neighbours at distance two, in float64, with zero outside."""
-    padded = torch.nn.functional.pad(x.double(), (2, 2, 2, 2))
-    return 0.25 * (padded[:-4, 2:-2] + padded[4:, 2:-2] + padded[2:-2, :-4] + padded[2:-2, 4:])
-
-
-def by_halo(kernel, box: tuple[int, int]) -> Callable:
-    """Return a function that prepares a launch with 256 threads per 32 x 128 results; x's map has boxes of `box`."""
-
-    def prepare(x, out):
-        blocks = -(-x.shape[1] // 128), -(-x.shape[0] // 32)
-        return kernel.prepare(blocks, 256, (make_tensor_map(x, box), out, *x.shape, x.stride(0)))
-
-    return prepare
+    return 0.25 * _add_neighbours(x, 2)
 
 
 def _raise(fault: str) -> None:
@@ -383,11 +369,10 @@ def check_narrow(kernel) -> None:
     if "return 0;" in kernel.source:
         raise NotImplementedError
 
-    def prepare(x, out):
-        maps = make_tensor_map(x, (64, 16), swizzle="64B"), make_tensor_map(out, (16, 64))
-        return kernel.prepare((-(-x.shape[1] // 16), -(-x.shape[0] // 64)), 256, maps)
+    def make_maps(x, out):
+        return make_tensor_map(x, (64, 16), swizzle="64B"), make_tensor_map(out, (16, 64))
 
-    _raise(check_transpose(prepare))
+    _raise(check_transpose(by_tile(kernel, (64, 16), 256, make_maps)))
 
 
 STAGES, TILE_ROWS = 4, 64  # of the ring of exercise 5

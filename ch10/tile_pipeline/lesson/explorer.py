@@ -59,55 +59,39 @@ def elements_read(
     return [(row + lane, column) for lane in range(lanes)], count
 
 
-def _reads(rows, columns, itemsize, swizzle, access, *where) -> tuple[list[int], int]:
-    """Return the addresses at which the lanes read, and the bytes that each lane reads."""
-    lanes, count = elements_read(rows, columns, itemsize, access, *where)
+def _reads(
+    rows: int,
+    columns: int,
+    itemsize: int,
+    swizzle: str,
+    access: str,
+    lane_bytes: int = 0,
+    first: tuple[int, int] = (0, 0),
+) -> tuple[list[int], int]:
+    """Return the addresses at which the lanes read a box, and the bytes that each lane reads."""
+    lanes, count = elements_read(rows, columns, itemsize, access, lane_bytes, first)
     places = addresses(rows, columns, itemsize, swizzle)
     return [places[lane] for lane in lanes], count * itemsize
 
 
-def conflicts(
-    rows: int,
-    columns: int,
-    itemsize: int,
-    swizzle: str,
-    access: str,
-    lane_bytes: int = 0,
-    first: tuple[int, int] = (0, 0),
-) -> int:
-    """Return how many wavefronts a group of lanes takes: 1 without a conflict, n for an n-way conflict."""
-    return count_wavefronts(*_reads(rows, columns, itemsize, swizzle, access, lane_bytes, first))
+def conflicts(*read) -> int:
+    """Return how many wavefronts a group of lanes takes for a read as in `_reads`: n for an n-way conflict."""
+    return count_wavefronts(*_reads(*read))
 
 
-def wavefronts(
-    rows: int,
-    columns: int,
-    itemsize: int,
-    swizzle: str,
-    access: str,
-    lane_bytes: int = 0,
-    first: tuple[int, int] = (0, 0),
-) -> int:
-    """Return how many wavefronts the whole read takes."""
-    return total_wavefronts(*_reads(rows, columns, itemsize, swizzle, access, lane_bytes, first))
+def wavefronts(*read) -> int:
+    """Return how many wavefronts a whole read as in `_reads` takes."""
+    return total_wavefronts(*_reads(*read))
 
 
-def describe_read(
-    rows: int,
-    columns: int,
-    itemsize: int,
-    swizzle: str,
-    access: str,
-    lane_bytes: int = 0,
-    first: tuple[int, int] = (0, 0),
-) -> str:
-    """Return one line that says what is read, by how many lanes, from how many banks, with which conflict."""
-    where, size = _reads(rows, columns, itemsize, swizzle, access, lane_bytes, first)
+def describe_read(*read) -> str:
+    """Return one line about a read as in `_reads`: what, by how many lanes, from how many banks, with which conflict."""
+    where, size = _reads(*read)
     groups, ways = words_read(where, size), count_wavefronts(where, size)
     used = len({word % BANKS for words in groups for word in words})
     group = "half" if size == 8 else "quarter"
     return (
-        f"{access} of {len(where)} × {size} bytes: {len(where)} lanes touch {used} of {BANKS} banks, "
+        f"{read[4]} of {len(where)} × {size} bytes: {len(where)} lanes touch {used} of {BANKS} banks, "
         + (f"{ways}-way conflict" if ways > 1 else "no conflict")
         + (f" in each of {len(groups)} {group} warps" if len(groups) > 1 else "")
     )

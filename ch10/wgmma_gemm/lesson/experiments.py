@@ -13,7 +13,16 @@ import time
 import torch
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, best_config, candidates, fits, predict_us, rejection
+from ch10.wgmma_gemm.configs import (
+    STEPS,
+    WgmmaConfig,
+    best_config,
+    candidates,
+    fits,
+    load_config,
+    predict_us,
+    rejection,
+)
 from tilelab.measure import bench, check, llm_shapes, peers
 from tilelab.measure.patch import patched_source
 from tilelab.records import results
@@ -122,7 +131,7 @@ def measure_best(m: int, n: int, k: int, **timing) -> dict:
 
 def all_configs() -> dict[str, WgmmaConfig]:
     """Return the steps of the ladder, and the configurations that a shape may get: the model's and the tuned ones."""
-    tuned_ones = [WgmmaConfig(**row["config"]) for row in tuned.load("wgmma_gemm", "NVIDIA H200")]
+    tuned_ones = [load_config(**row["config"]) for row in tuned.load("wgmma_gemm", "NVIDIA H200")]
     return {**STEPS, **{str(config): config for config in (*candidates(), *tuned_ones)}}
 
 
@@ -331,7 +340,7 @@ def _most_stages(columns: int) -> WgmmaConfig:
             epilogue_subtile=subtiles,
             persistent=True,
             pdl=True,
-            group=16,
+            group_m=16,
         )
         for stages, subtiles in ((6, 1), (5, 1), (4, 1), (4, 4), (4, 7))
         if columns % (16 * subtiles) == 0
@@ -361,143 +370,6 @@ def measure_width():
     return rows
 
 
-# ---- a timeline, from a patched kernel that writes time stamps
-
-TIMELINE_SHAPE = (4096, 4096, 1024)
-TIMELINE_CONFIGS = {
-    "tile": STEPS["tile"],
-    "ring": STEPS["ring"],
-    "warp_specialized": STEPS["warp_specialized"],
-    "persistent": STEPS["raster"],
-}
-WARP_GROUPS, STAMPS = 3, 4096  # stamps of one warp group
-# What a stamp says, in the order of the kernel's enum, and the event that ends there.
-EVENTS = (
-    ("waited", "wait"),
-    ("loaded", "load"),
-    ("arrived", "wait"),
-    ("multiplied", "product"),
-    ("stored", "store"),
-)
-
-
-def time_stamp_patch() -> list[tuple[str, str, int]]:
-    """Return the replacements that make wgmma_gemm.cu write time stamps to one more argument, `u64* stamps`."""
-    recorder = """enum Event { WAITED, LOADED, ARRIVED, MULTIPLIED, STORED };
-
-// A position in the ring that also records. Thread 0 of each warp group of the first CTA writes pairs of clock and
-// (event << 32 | step).
-struct Recorder : Ring<STAGES> {
-    u64* next;
-    int left;
-    __device__ __forceinline__ explicit Recorder(u64* stamps)
-        : next(stamps + threadIdx.x / 128 * 4096 * 2), left(blockIdx.x || threadIdx.x % 128 ? 0 : 4096) {}
-    __device__ __forceinline__ void record(Event event, u32 step) {
-        if (!left) return;
-        next[0] = clock64();
-        next[1] = static_cast<u64>(event) << 32 | step;
-        next += 2, --left;
-    }
-};
-
-"""
-    records = {  # a line of the kernel, and the record after it
-        "mbarrier_wait(full + 8 * position.stage, position.phase);": "ARRIVED, step",
-        "mbarrier_wait(barriers.full + 8 * position.stage, position.phase);": "ARRIVED, step",
-        "mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);": "WAITED, step",
-        "b_map, k, column, barrier);\n            }\n        }\n": "LOADED, step",
-        "wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * previous_stage);": "MULTIPLIED, last - 1",
-        "epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);": "STORED, 0",
-        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);": "STORED, tile_id",
-    }
-    return [
-        ("// All three kernels take", f"{recorder}// All three kernels take", 1),
-        ("u64 stride_c)", "u64 stride_c, u64* stamps)", 3),
-        ("Ring<STAGES>& position", "Recorder& position", 2),
-        ("Ring<STAGES> position;", "Recorder position(stamps);", 3),
-        *((line, f"{line} position.record({event});", 1) for line, event in records.items()),
-        (
-            "wgmma_wait<LAG>();",
-            "wgmma_wait<LAG>(); if (step >= LAG) position.record(MULTIPLIED, step - LAG);",
-            1,
-        ),
-        (
-            "    u32 stored = 0;\n    epilogue",
-            "    if (LAG) position.record(MULTIPLIED, steps - 1);\n    u32 stored = 0;\n    epilogue",
-            1,
-        ),
-        ("wgmma_wait<1>();", "wgmma_wait<1>(); if (step > first) position.record(MULTIPLIED, step - 1);", 1),
-    ]
-
-
-def pair_events(stamps: list[list[tuple[int, int, int]]], one_group: bool) -> list[dict]:
-    """Return rows {role, event, step, tile, begin, end} from each role's (cycles, event, step); cycles count from the
-    first stamp.
-
-    "wait" is a wait for a barrier, "load" the issue of loads, "product" lasts from the issue of products to their end,
-    and "store" is the epilogue.
-    """
-    roles = ["loads and multiplies"] if one_group else ["producer", "consumer 0", "consumer 1"]
-    zero = min(stamp[0] for role in stamps for stamp in role)
-    rows = []
-    for role, recorded in zip(roles, stamps):
-        before, issued, tile = 0, {}, 0
-        for stamp, number, step in recorded:
-            now, (event, kind) = stamp - zero, EVENTS[number]
-            tile += event == "waited" and step == 0 and bool(before)  # the producer starts the next tile
-            begin = issued.pop(step) if event == "multiplied" else before
-            rows.append({"role": role, "event": kind, "step": step, "tile": tile, "begin": begin, "end": now})
-            if event == "arrived":
-                issued[step] = now
-            before, tile = now, tile + (event == "stored")
-    return rows
-
-
-@experiment("ch10_gemm_timeline", source=lambda: source(time_stamp_patch))
-def measure_timeline():
-    """Record what each warp group of the first CTA does and when, at 4096 x 4096 x 1024, with a patched kernel."""
-    rows = []
-    with patched_source(wgmma_gemm.SOURCE, *time_stamp_patch()) as patched:
-        for name, config in TIMELINE_CONFIGS.items():
-            stamps = torch.zeros(WARP_GROUPS, STAMPS, 2, dtype=torch.int64, device="cuda")
-            launch = wgmma_gemm.build_launch(*make_inputs(*TIMELINE_SHAPE), config, patched, (stamps,))
-            for _ in range(3):  # the first launch runs with cold caches
-                stamps.zero_()
-                launch()
-            recorded = [
-                [(cycles, code >> 32, code & 0xFFFFFFFF) for cycles, code in group if cycles]
-                for group in stamps.cpu().tolist()
-            ]
-            rows += [
-                {"name": name, "config": str(config), "status": "ok", **row}
-                for row in pair_events([group for group in recorded if group], config.kernel == "one_group")
-            ]
-    return rows
-
-
-def measure_handover(rows: list[dict], name: str = "warp_specialized") -> dict:
-    """Return median cycles of a step in the timeline of a kernel with a producer: from the end of the products to the
-    end of the producer's wait for the same stage, from the issue of its loads to the arrival of their data, and from
-    one step to the next (a mean)."""
-    stages = TIMELINE_CONFIGS[name].stages
-    mine = [row for row in rows if row["name"] == name and row["tile"] == 0]
-
-    def ends(role, event):
-        return {row["step"]: row["end"] for row in mine if (row["role"], row["event"]) == (role, event)}
-
-    released, multiplied = ends("producer", "wait"), ends("consumer 0", "product")
-    ordered, arrived = ends("producer", "load"), ends("consumer 0", "wait")
-    later = [step for step in released if step >= stages and step in multiplied and step in arrived]
-    if not later:  # an older record
-        return dict.fromkeys(("handover", "load", "step")) | {"name": name}
-    return {
-        "name": name,
-        "handover": statistics.median(released[step] - multiplied[step - stages] for step in later),
-        "load": statistics.median(arrived[step] - ordered[step] for step in later),
-        "step": (multiplied[later[-1]] - multiplied[later[0]]) / (len(later) - 1),
-    }
-
-
 # ---- faults, planted in a patched kernel
 
 BROKEN_CONFIG = WgmmaConfig("specialised", 128, 128, 4, consumers=2, persistent=True)
@@ -508,10 +380,7 @@ def fault_patches() -> dict[str, list[tuple[str, str, int]]]:
     """Return the replacements that plant each fault in wgmma_gemm.cu; "nothing" is the control."""
     return {
         "nothing": [],
-        "phase": [
-            ("position.phase ^ 1);", "1);", 1),
-            ("position.phase);", "0);", 2),
-        ],  # the parity never flips
+        "phase": [("state.phase ^ 1);", "1);", 1), ("state.phase);", "0);", 2)],  # the parity never flips
         "proxy_fence": [("fence_proxy_async();", "", 1)],
         # The phase completes when all but 8 KiB have landed.
         "expect_less": [
@@ -523,13 +392,17 @@ def fault_patches() -> dict[str, list[tuple[str, str, int]]]:
         ],
         # A stage is released when its products are issued, not when they have finished.
         "release_early": [
-            ("wgmma_wait<1>();\n        if (step > first) ", "", 1),
+            ("        wgmma_wait<1>();\n", "", 1),
             (
-                "release<MULTICAST>(barriers.empty + 8 * previous_stage);\n        previous_stage",
-                "release<MULTICAST>(barriers.empty + 8 * position.stage);\n        previous_stage",
+                "        if (step > first) {\n            release<MULTICAST>(barriers.empty + 8 * previous_stage);",
+                "        {\n            release<MULTICAST>(barriers.empty + 8 * state.stage);",
                 1,
             ),
-            ("    release<MULTICAST>(barriers.empty + 8 * previous_stage);\n}", "}", 1),
+            (
+                "    wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * previous_stage);",
+                "    wgmma_wait<0>();",
+                1,
+            ),
         ],
     }
 

@@ -30,7 +30,7 @@ def grid() -> list[WgmmaConfig]:
             persistent=True,
             pdl=True,
             epilogue_subtile=4 if rows * columns == 1 << 15 else 1,
-            group=group,
+            group_m=group,
         )
         for (rows, columns), stages, cluster, group in itertools.product(
             tiles, (2, 3, 4, 6), (1, 2), (1, 4, 16)
@@ -41,7 +41,7 @@ def grid() -> list[WgmmaConfig]:
 def _with_most_stages(**fields) -> WgmmaConfig | None:
     """Return the configuration with as many stages as fit into shared memory, or None if two do not fit."""
     for stages in range(MOST_STAGES, 1, -1):
-        config = WgmmaConfig(stages=stages, pdl=True, **fields)
+        config = WgmmaConfig(num_stages=stages, pdl=True, **fields)
         if not rejection(config):
             return config
     return None
@@ -56,7 +56,7 @@ def _with_fitting_parts(**fields) -> WgmmaConfig | None:
     ]
     return max(
         filter(None, found),
-        key=lambda each: (min(each.stages, 4), each.box, -each.epilogue_subtile),
+        key=lambda each: (min(each.num_stages, 4), each.box, -each.epilogue_subtile),
         default=None,
     )
 
@@ -76,7 +76,7 @@ def tuned_configs() -> tuple[WgmmaConfig, ...]:
                 block_n=block_n,
                 consumers=2,
                 cluster=cluster,
-                group=group,
+                group_m=group,
                 epilogue_subtile=4 if block_m == 256 and block_n == 128 else subtiles.get(block_n, 1),
             )
             for cluster in (1, 2)
@@ -86,54 +86,56 @@ def tuned_configs() -> tuple[WgmmaConfig, ...]:
     large = functools.partial(_with_fitting_parts, kernel="specialised", persistent=True)
     for cluster, group in ((1, 8), (2, 4), (2, 16)):
         found += [
-            large(block_m=192, block_n=columns, consumers=3, cluster=cluster, group=group)
+            large(block_m=192, block_n=columns, consumers=3, cluster=cluster, group_m=group)
             for columns in range(96, 208, 16)
         ]
         found += [
-            large(block_m=256, block_n=columns, consumers=2, cluster=cluster, group=group)
+            large(block_m=256, block_n=columns, consumers=2, cluster=cluster, group_m=group)
             for columns in (144, 160, 176, 192)
         ]
     # Clusters of small tiles: with few rows of C, most of the traffic from L2 is B.
     found += [
-        large(block_m=64, block_n=columns, cluster=cluster, group=8)
+        large(block_m=64, block_n=columns, cluster=cluster, group_m=8)
         for cluster in (2, 4)
         for columns in (64, 96, 128, 160, 192)
     ]
     found += [
-        large(block_m=128, block_n=columns, consumers=2, cluster=4, group=8)
+        large(block_m=128, block_n=columns, consumers=2, cluster=4, group_m=8)
         for columns in (64, 96, 128, 160, 192)
     ]
     found += [
-        persistent(block_m=64, block_n=columns, boxes_per_stage=boxes, group=8)
+        persistent(block_m=64, block_n=columns, boxes_per_stage=boxes, group_m=8)
         for columns in (80, 112, 144, 160)
         for boxes in (1, 2)
     ]
     for block_n in (16, 32, 64, 96, 128, 192, 256):
-        found += [persistent(block_m=64, block_n=block_n, boxes_per_stage=boxes, group=8) for boxes in (1, 2)]
+        found += [
+            persistent(block_m=64, block_n=block_n, boxes_per_stage=boxes, group_m=8) for boxes in (1, 2)
+        ]
     # A C of few rows is computed transposed: wgmma takes 64 rows, but as few as 16 columns.
     found += [
-        persistent(block_m=64, block_n=columns, boxes_per_stage=2, swap=True, group=8)
+        persistent(block_m=64, block_n=columns, boxes_per_stage=2, swap=True, group_m=8)
         for columns in (16, 32, 64, 128)
     ]
     found += [
-        persistent(block_m=128, block_n=columns, consumers=2, boxes_per_stage=boxes, swap=True, group=8)
+        persistent(block_m=128, block_n=columns, consumers=2, boxes_per_stage=boxes, swap=True, group_m=8)
         for columns in (16, 32, 64, 128, 192)
         for boxes in (1, 2)
     ]
-    found += [persistent(block_m=64, block_n=columns, swap=True, group=8) for columns in (192, 256)]
+    found += [persistent(block_m=64, block_n=columns, swap=True, group_m=8) for columns in (192, 256)]
     # In a swapped product the CTAs of a cluster share rows of A.
     found += [
-        persistent(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=2, swap=True, group=8)
+        persistent(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=2, swap=True, group_m=8)
         for cluster in (2, 4)
         for columns in (16, 32, 64, 128)
         if columns % (8 * cluster) == 0
     ]
     found += [
-        persistent(block_m=128, block_n=columns, consumers=2, cluster=cluster, swap=True, group=8)
+        persistent(block_m=128, block_n=columns, consumers=2, cluster=cluster, swap=True, group_m=8)
         for cluster in (2, 4)
         for columns in (32, 64, 128, 192)
     ]
-    split = functools.partial(_with_most_stages, kernel="split", group=8)
+    split = functools.partial(_with_most_stages, kernel="split", group_m=8)
     for cluster in (2, 3, 4, 5, 6, 8):
         found += [
             split(block_m=64, block_n=columns, cluster=cluster, boxes_per_stage=1 + (columns <= 64))
@@ -190,10 +192,10 @@ class WgmmaSpace(Space):
     }
     axes = {
         "tile": lambda c: f"{c.block_m}×{c.block_n}",
-        "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}",
-        "cluster, raster": lambda c: f"cluster {c.cluster}, group {c.group}",
+        "stages": lambda c: f"{c.num_stages} stage{'s' * (c.num_stages > 1)}",
+        "cluster, raster": lambda c: f"cluster {c.cluster}, group {c.group_m}",
         "tile, cluster": lambda c: f"{c.block_m}×{c.block_n}, cluster {c.cluster}",
-        "raster": lambda c: f"group {c.group}",
+        "raster": lambda c: f"group {c.group_m}",
         "kernel": lambda c: c.kernel,
     }
     record = "ch10_gemm_sweep"

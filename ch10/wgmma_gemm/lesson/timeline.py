@@ -1,8 +1,7 @@
 """Recordings of wgmma_gemm.cu for the timeline view: who loads, waits, multiplies and stores, with stage and phase.
 
-A patched copy of the kernel writes time stamps. Thread 0 of each warp group writes 8 bytes per stamp, the SM's clock
-and a code, to a part of global memory that no other thread writes: one store, which nothing waits for. `read_record`
-turns the older record `ch10_gemm_timeline` into the same recordings.
+A build of the kernel with the macro RECORD writes time stamps, as tilelab/include/recorder.cuh says. Other builds
+have not one instruction more.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-import pathlib
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -22,10 +20,9 @@ from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig
 from ch10.wgmma_gemm.lesson import experiments, figures
 from tilelab.measure import bench, profiler
-from tilelab.measure.patch import patched_source
 from tilelab.pictures import plots
 from tilelab.records import results, timeline
-from tilelab.runtime import build, device, provenance, tensor_map
+from tilelab.runtime import build, cuda, device, provenance, tensor_map
 
 SHAPE = (4096, 4096, 1024)  # a tile takes 16 steps along K
 TILES_SHOWN = 2  # tiles that a record keeps of a persistent kernel
@@ -43,7 +40,7 @@ class AloneConfig(WgmmaConfig):
 
 
 def _two_consumers(stages: int) -> WgmmaConfig:
-    return dataclasses.replace(STEPS["two_consumers"], stages=stages, persistent=True, group=4)
+    return dataclasses.replace(STEPS["two_consumers"], num_stages=stages, persistent=True, group_m=4)
 
 
 # The view shows these kernels. Each has one CTA per SM.
@@ -58,20 +55,21 @@ CONFIGS = {
 MEASURED = {
     "1 stage": CONFIGS["1 stage"],
     "4 stages": CONFIGS["4 stages"],
-    "one consumer": dataclasses.replace(STEPS["warp_specialized"], persistent=True, group=4),
+    "one consumer": dataclasses.replace(STEPS["warp_specialized"], persistent=True, group_m=4),
     "producer, 2 stages": CONFIGS["producer, 2 stages"],
     "producer, 4 stages": CONFIGS["producer, 4 stages"],
     "128 × 256, persistent": CONFIGS["128 × 256, persistent"],
 }
 
 
-SHORTEST_NS = (
-    5000  # the GPU's timer advances in steps of 32 ns or more: a shorter time says too little about the clock
-)
+# The GPU's timer advances in steps of 32 ns or more, so a shorter time says too little about the clock.
+SHORTEST_NS = 5000
 
 # ---- the recorder
 
-# Codes of stamps, and the kind of event that ends there.
+RECORDER = cuda.INCLUDE_FOLDER / "recorder.cuh"
+RECORD = {"RECORD": 1}  # the macro of a build that records
+# The events of recorder.cuh, and what ends at each.
 STARTED, TIMED, FREE, LOADED, ARRIVED, MULTIPLIED, STORED, ENDED = range(8)
 ENDS = {
     FREE: ("wait", "empty"),
@@ -82,113 +80,10 @@ ENDS = {
 }
 
 
-def stamp_patch() -> list[tuple[str, str, int]]:
-    """Return the replacements that make wgmma_gemm.cu take `uint2* stamps, u32 capacity, u32 watched` and write stamps.
+class Recording(ctypes.Structure):
+    """What a kernel that records takes: see recorder.cuh."""
 
-    `capacity` is the number of stamps that a warp group has room for. CTAs on the SM `watched` record, with ALL_SMS
-    every CTA.
-    """
-    recorder = f"""enum Stamp {{ STARTED, TIMED, FREE, LOADED, ARRIVED, MULTIPLIED, STORED, ENDED }};
-
-__device__ __forceinline__ u32 read_clock() {{
-    u32 clock;
-    asm volatile("mov.u32 %0, %%clock;" : "=r"(clock)::"memory");
-    return clock;
-}}
-
-// A position in the ring that also records. A stamp is the low half of the SM's clock and a code: the kind of stamp in
-// bits 0-2, the phase of the ring in bit 3, the stage in bits 4-7, and the step above.
-struct Recorder : Ring<STAGES> {{
-    uint2* next;
-    bool records;  // the same value in all lanes of a warp
-    u32 writes;    // 1 in the lane that writes
-    __device__ __forceinline__ Recorder(uint2* stamps, u32 capacity, u32 watched) {{
-        u32 sm;
-        asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-        const bool first_warp = threadIdx.x % 128 < 32;
-        records = __any_sync(0xFFFFFFFFu, first_warp && (watched == {ALL_SMS}u || sm == watched));
-        writes = threadIdx.x % 32 == 0;
-        next = stamps + (blockIdx.x * (blockDim.x / 128) + threadIdx.x / 128) * capacity;
-        write_timer();
-        record(STARTED, 0, 0);
-    }}
-    // All lanes of a warp take the same branch. The store has a predicate, which does not split the warp either.
-    __device__ __forceinline__ void write(u32 value, u32 code) {{
-        if (!records) return;
-        asm volatile("{{ .reg .pred p; setp.ne.u32 p, %3, 0; @p st.global.v2.u32 [%0], {{%1, %2}}; }}"
-                     ::"l"(next), "r"(value), "r"(code), "r"(writes) : "memory");
-        ++next;
-    }}
-    __device__ __forceinline__ void write_timer() {{
-        u32 nanoseconds;
-        asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(nanoseconds));
-        write(nanoseconds, TIMED);
-    }}
-    __device__ __forceinline__ void record(Stamp stamp, u32 step, u32 at, u32 clock) {{
-        write(clock, stamp | phase << 3 | at << 4 | step << 8);
-    }}
-    __device__ __forceinline__ void record(Stamp stamp, u32 step, u32 at) {{ record(stamp, step, at, read_clock()); }}
-    __device__ __forceinline__ void finish() {{
-        record(ENDED, 0, 0);
-        write_timer();
-    }}
-}};
-
-"""
-    here, begin = "Recorder position(stamps, capacity, watched);", "position.record(STARTED, 0, 0);"
-    ring = "    const u32 ring = shared_address(shared),"
-    loop = "for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters)"
-    # Each line of the kernel, and the code that is added after it. Where another warp or the tensor core waits for the
-    # next lines of the kernel, the clock is read before them and the stamp is written after them.
-    added = {
-        "mbarrier_wait(full + 8 * position.stage, position.phase);": "position.record(ARRIVED, step, position.stage);",
-        "mbarrier_wait(barriers.full + 8 * position.stage, position.phase);": "const u32 arrived = read_clock();",
-        "multiply(acc, a + consumer * ROWS * 128, a + A_BYTES, step > first);": "position.record(ARRIVED, step, position.stage, arrived);",
-        "mbarrier_wait(barriers.empty + 8 * position.stage, position.phase ^ 1);": "const u32 freed = read_clock();",
-        "b_map, k, column, barrier);\n            }\n        }\n": "position.record(FREE, step, position.stage, freed); position.record(LOADED, step, position.stage);",
-        "wgmma_wait<LAG>();": "if (step >= LAG) position.record(MULTIPLIED, step - LAG, 0);",
-        "wgmma_wait<1>();": "const u32 multiplied = read_clock();",
-        "if (step > first) release<MULTICAST>(barriers.empty + 8 * previous_stage);": "if (step > first) position.record(MULTIPLIED, step - 1, 0, multiplied);",
-        "wgmma_wait<0>();\n    release<MULTICAST>(barriers.empty + 8 * previous_stage);": "position.record(MULTIPLIED, last - 1, previous_stage);",
-        "epilogue(acc, c_map, ring + RING_BYTES, stored, row, column, 1);": "position.record(STORED, 0, 0);",
-        "epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);": "position.record(STORED, tile_id, 0);",
-    }
-    return [
-        ("// All three kernels take", f"{recorder}// All three kernels take", 1),
-        ("u64 stride_c)", "u64 stride_c, uint2* stamps, u32 capacity, u32 watched)", 3),
-        ("Ring<STAGES>& position", "Recorder& position", 2),
-        ("Ring<STAGES> position;", "", 3),
-        (ring, f"    {here}\n{ring}", 3),
-        (loop, f"{begin} {loop}", 2),
-        (
-            "    const Tile tile = tile_coordinates(blockIdx.x, (M",
-            f"    {begin}\n    const Tile tile = tile_coordinates(blockIdx.x, (M",
-            1,
-        ),
-        *((line, f"{line} {code}", 1) for line, code in added.items()),
-        ("++step) load(step, step);", "++step) load(step, step), position.record(LOADED, step, step);", 1),
-        (
-            "load(step - LAG + STAGES, LAG ? previous_stage : position.stage);",
-            "load(step - LAG + STAGES, LAG ? previous_stage : position.stage), "
-            "position.record(LOADED, step - LAG + STAGES, LAG ? previous_stage : position.stage);",
-            1,
-        ),
-        (
-            "    u32 stored = 0;\n    epilogue",
-            "    if (LAG) position.record(MULTIPLIED, steps - 1, 0);\n    u32 stored = 0;\n    epilogue",
-            1,
-        ),
-        (
-            "    if (leader) bulk_wait_read<0>();  // shared memory must outlive the stores that read it\n",
-            "    if (leader) bulk_wait_read<0>();\n    position.finish();\n",
-            1,
-        ),
-        (
-            "    // The other CTAs of the cluster still signal barriers in this CTA's shared memory",
-            "    position.finish();\n    // The other CTAs of the cluster still signal",
-            1,
-        ),
-    ]
+    _fields_ = [("stamps", ctypes.c_uint64), ("capacity", ctypes.c_uint32), ("watched", ctypes.c_uint32)]
 
 
 def count_stamps(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> int:
@@ -197,39 +92,65 @@ def count_stamps(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> int:
     return tiles * (3 * config.steps(k) + 1) + 6
 
 
-@contextlib.contextmanager
-def patched_kernel(*configs: WgmmaConfig) -> Iterator[pathlib.Path]:
-    """Yield the path of a copy of the kernel that writes stamps, compiled for `configs` in parallel."""
-    with patched_source(wgmma_gemm.SOURCE, *stamp_patch()) as patched:
-        build.compile_ahead([wgmma_gemm.job(config, source=patched) for config in configs])
-        yield patched
+def compile_recorders(configs: Iterable[WgmmaConfig]) -> None:
+    """Compile the builds of `configs` that record, in parallel."""
+    build.compile_ahead([wgmma_gemm.job(config, more=RECORD) for config in configs])
 
 
-def prepare_recorder(patched: pathlib.Path, a, b, out, config: WgmmaConfig, watched: int = 0):
-    """Return (launch, stamps): a launch of the patched kernel on a, b and out, and the tensor that it fills.
+def prepare_recorder(a, b, out, config: WgmmaConfig, watched: int = 0) -> tuple[Callable, torch.Tensor]:
+    """Return (launch, stamps): a launch on a, b and out that records, and the tensor that it fills.
 
     `stamps` is int32 (CTAs, warp groups, stamps, 2). CTAs on the SM `watched` write to it; ALL_SMS stands for every SM.
     """
     (m, k), n = a.shape, b.shape[1]
     sms = device.current().sms
-    capacity = count_stamps(config, m, n, k, sms)
-    stamps = torch.zeros(
-        config.grid(m, n, sms), config.threads // 128, capacity, 2, dtype=torch.int32, device=a.device
-    )
-    more = stamps, ctypes.c_uint32(capacity), ctypes.c_uint32(watched)
-    return wgmma_gemm.build_launch(a, b, out, config, patched, more), stamps
+    shape = config.grid(m, n, sms), config.threads // 128, count_stamps(config, m, n, k, sms), 2
+    stamps = torch.zeros(shape, dtype=torch.int32, device=a.device)
+    recording = Recording(stamps.data_ptr(), shape[2], watched)
+    return wgmma_gemm.build_launch(a, b, out, config, more=RECORD, recording=recording), stamps
+
+
+def record_stamps(
+    name: str, config: WgmmaConfig, cold: bool = False, watched: int = 0
+) -> list[list[list[tuple[int, int]]]]:
+    """Run a kernel that records at SHAPE and return the stamps of one SM: for each of its CTAs, in their order, and each
+    warp group the pairs of value and code, as unsigned integers.
+
+    With `cold`, L2 holds nothing of the operands before the launch that is recorded, as under the profiler. The SM is
+    `watched`, or the next one that had a CTA.
+    """
+    launch, stamps = prepare_recorder(*experiments.make_inputs(*SHAPE), config, watched)
+    other = torch.ones(4 * device.current().l2_bytes, dtype=torch.uint8, device="cuda") if cold else None
+    for _ in range(3):  # the first launch runs with cold caches
+        stamps.zero_()
+        if cold:
+            other.max()  # reads more than L2 holds
+        launch()
+    torch.cuda.synchronize()
+    written = stamps[(stamps[:, 0, 0, 1] != 0).nonzero().flatten()]
+    # The place of a stamp that nobody wrote holds the code 0 and the value 0.
+    ctas = [
+        [[(value, code) for value, code in group if value or code] for group in cta]
+        for cta in (written.cpu().to(torch.int64) & 0xFFFFFFFF).tolist()
+    ]
+    if ctas:
+        first = ctas[0][0][1][0]  # a clock; it wraps around
+        return sorted(ctas, key=lambda cta: (cta[0][1][0] - first + 2**31) % 2**32)
+    if watched == LAST_WATCHED:
+        raise device.Unsupported(f"no CTA of {name} ran on the SMs 0 to {watched}: record another shape.")
+    return record_stamps(name, config, cold, watched + 1)
 
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
     """Run every `shares`-th of MEASURED with stamps, on a ragged shape; AssertionError for a wrong product."""
     configs = [*MEASURED.values()][share::shares]
-    with patched_kernel(*configs) as patched:
-        for config in configs:
-            a, b, out = experiments.make_inputs(300, 520, 264)
-            out.fill_(float("nan"))
-            launch, _ = prepare_recorder(patched, a, b, out, config, ALL_SMS)
-            launch()
-            torch.testing.assert_close(out, wgmma_gemm.spec(a, b).to(out.dtype), rtol=0.016, atol=0.01)
+    compile_recorders(configs)
+    for config in configs:
+        a, b, out = experiments.make_inputs(300, 520, 264)
+        out.fill_(float("nan"))
+        launch, _ = prepare_recorder(a, b, out, config, ALL_SMS)
+        launch()
+        torch.testing.assert_close(out, wgmma_gemm.spec(a, b).to(out.dtype), rtol=0.016, atol=0.01)
 
 
 def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[list[dict], int, float | None]:
@@ -293,53 +214,25 @@ def find_product_cycles(config: WgmmaConfig) -> float:
     return config.block_m / config.consumers / 64 * config.block_n / 2 * 4 * config.boxes_per_stage
 
 
-def record_config(
-    patched: pathlib.Path, name: str, config: WgmmaConfig, watched: int = 0, cold: bool = False
-) -> list[dict]:
-    """Run the patched kernel at SHAPE and return a recording of each CTA that ran on the SM `watched`, in their order.
-
-    With `cold`, L2 holds nothing of the operands before the launch that is recorded, as under the profiler.
-    """
-    inputs = experiments.make_inputs(*SHAPE)
-    launch, stamps = prepare_recorder(patched, *inputs, config, watched)
-    other = torch.ones(4 * device.current().l2_bytes, dtype=torch.uint8, device="cuda") if cold else None
-    for _ in range(3):
-        stamps.zero_()
-        if cold:
-            other.max()  # reads more than L2 holds
-        launch()
-    torch.cuda.synchronize()
-    written = stamps[(stamps[:, 0, 0, 1] != 0).nonzero().flatten()]
-    values = (written.cpu().to(torch.int64) & 0xFFFFFFFF).tolist()
-    if not values and watched < LAST_WATCHED:
-        return record_config(patched, name, config, watched + 1, cold)
-    if not values:
-        raise device.Unsupported(f"no CTA of {name} ran on the SMs 0 to {watched}: record another shape.")
+def record_config(name: str, config: WgmmaConfig, cold: bool = False) -> list[dict]:
+    """Run the kernel at SHAPE and return a recording of each CTA that ran on one SM, in their order."""
     here, recordings = device.current(), []
-    for groups in values:
-        # The position of a stamp that nobody wrote holds the code 0 and the value 0.
-        stamped = [[(value, code) for value, code in group if (value, code) != (0, 0)] for group in groups]
-        rows, length, ghz = read_stamps(stamped, config.kernel == "one_group")
+    for groups in record_stamps(name, config, cold):
+        rows, length, ghz = read_stamps(groups, config.kernel == "one_group")
         recordings.append(
-            (
-                stamped[0][1][0],
-                timeline.make_recording(
-                    name,
-                    rows,
-                    stages=config.stages,
-                    gpu=here.name,
-                    date=provenance.utc_now()[:10],
-                    config=str(config),
-                    ghz=ghz,
-                    product_cycles=find_product_cycles(config),
-                    length=length,
-                ),
+            timeline.make_recording(
+                name,
+                rows,
+                stages=config.num_stages,
+                gpu=here.name,
+                date=provenance.utc_now()[:10],
+                config=str(config),
+                ghz=ghz,
+                product_cycles=find_product_cycles(config),
+                length=length,
             )
         )
-    first = recordings[0][0]
-    return [
-        recording for _, recording in sorted(recordings, key=lambda pair: (pair[0] - first + 2**31) % 2**32)
-    ]
+    return recordings
 
 
 # ---- the record for the view
@@ -351,9 +244,9 @@ def source() -> str:
         wgmma_gemm.SOURCE,
         wgmma_gemm.SOURCE.with_name("configs.py"),
         tensor_map,
-        stamp_patch,
         read_stamps,
         prepare_recorder,
+        record_stamps,
         record_config,
         find_product_cycles,
         _two_consumers,
@@ -367,8 +260,8 @@ experiment = functools.partial(results.experiment, source=source, can_run=experi
 @experiment("ch10_timeline")
 def measure_timeline():
     """Record one CTA of each of CONFIGS at 4096 x 4096 x 1024. A row holds a recording, up to its second tile."""
-    with patched_kernel(*CONFIGS.values()) as patched:
-        recordings = [record_config(patched, name, config)[0] for name, config in CONFIGS.items()]
+    compile_recorders(CONFIGS.values())
+    recordings = [record_config(name, config)[0] for name, config in CONFIGS.items()]
     return [
         {
             "name": each["name"],
@@ -381,12 +274,9 @@ def measure_timeline():
 
 
 def load_recordings() -> tuple[list[dict], str]:
-    """Return recordings and their label: live on a GPU with wgmma, else of the record `ch10_timeline`, else of
-    `ch10_gemm_timeline`. They hold the cost of the stamps and the profiler's idle share where these are recorded."""
-    try:
-        found = measure_timeline()
-    except FileNotFoundError:
-        return read_record(experiments.measure_timeline())
+    """Return recordings and their label: live on a GPU with wgmma, else of the record `ch10_timeline`. They hold the
+    cost of the stamps and the profiler's idle share where these are recorded."""
+    found = measure_timeline()
     recordings = [row["recording"] for row in found.rows]
     for experiment, key in (("ch10_timeline_overhead", "overhead"), ("ch10_timeline_idle", "idle_profiler")):
         with contextlib.suppress(FileNotFoundError):
@@ -395,41 +285,59 @@ def load_recordings() -> tuple[list[dict], str]:
     return recordings, found.label()
 
 
-def read_record(record: results.Record) -> tuple[list[dict], str]:
-    """Return recordings, and their label, from the record `ch10_gemm_timeline`, which has a row per event."""
-    titles = {
-        "tile": "1 stage",
-        "ring": "4 stages",
-        "warp_specialized": "a producer",
-        "persistent": "persistent",
-    }
-    recordings = []
-    for name, config in experiments.TIMELINE_CONFIGS.items():
-        rows = [
-            {
-                "lane": row["role"],
-                "kind": row["event"],
-                "begin": row["begin"],
-                "end": row["end"],
-                "tile": row["tile"],
-                "step": None if row["event"] == "store" else row["step"],
-            }
-            for row in record.rows
-            if row["name"] == name
+# ---- the events of a CTA as rows, for the figures of the notebook
+
+STEP_CONFIGS = {
+    "tile": STEPS["tile"],
+    "ring": STEPS["ring"],
+    "warp_specialized": STEPS["warp_specialized"],
+    "persistent": STEPS["raster"],
+}
+
+
+@results.experiment("ch10_gemm_timeline", source, can_run=experiments.has_wgmma)
+def measure_events():
+    """Record what each warp group of one CTA does and when, at 4096 x 4096 x 1024: a row per event.
+
+    `begin` and `end` are cycles. The loads of a kernel with one warp group are left out, so its waits begin before.
+    """
+    compile_recorders(STEP_CONFIGS.values())
+    rows = []
+    for name, config in STEP_CONFIGS.items():
+        one_group = config.kernel == "one_group"
+        groups = record_stamps(name, config)[0]
+        if one_group:
+            groups = [[(value, code) for value, code in group if code & 7 != LOADED] for group in groups]
+        rows += [
+            {"name": name, "config": str(config), "status": "ok", "role": row["lane"], "event": row["kind"]}
+            | {key: row[key] for key in ("step", "tile", "begin", "end")}
+            for row in read_stamps(groups, one_group)[0]
         ]
-        if rows:
-            recordings.append(
-                timeline.make_recording(
-                    titles[name],
-                    rows,
-                    stages=config.stages,
-                    gpu=record.device["name"],
-                    date=record.data["recorded"][:10],
-                    config=str(config),
-                    product_cycles=find_product_cycles(config),
-                )
-            )
-    return recordings, record.label()
+    return rows
+
+
+def measure_handover(rows: list[dict], name: str = "warp_specialized") -> dict:
+    """Return median cycles of a step of a kernel with a producer, from rows of `measure_events`: from the end of the
+    products to the end of the producer's wait for the same stage, from the issue of its loads to the arrival of their
+    data, and from one step to the next (a mean)."""
+    stages = STEP_CONFIGS[name].num_stages
+    mine = [row for row in rows if row["name"] == name and row["tile"] == 0]
+
+    def ends(role, event):
+        return {row["step"]: row["end"] for row in mine if (row["role"], row["event"]) == (role, event)}
+
+    released, multiplied = ends("producer", "wait"), ends("consumer 0", "product")
+    ordered, arrived = ends("producer", "load"), ends("consumer 0", "wait")
+    later = [step for step in released if step >= stages and step in multiplied and step in arrived]
+    return {
+        "name": name,
+        "handover": statistics.median(released[step] - multiplied[step - stages] for step in later),
+        "load": statistics.median(arrived[step] - ordered[step] for step in later),
+        "step": (multiplied[later[-1]] - multiplied[later[0]]) / (len(later) - 1),
+    }
+
+
+# ---- a picture for where there is no view
 
 
 def draw_still(recordings: list[dict], names: list[str], until: int, origin: str) -> plots.Picture:
@@ -474,21 +382,19 @@ def measure_overhead():
     """
     rows = []
     build.compile_ahead(map(wgmma_gemm.job, MEASURED.values()))
-    with patched_kernel(*MEASURED.values()) as patched:
-        for name, config in MEASURED.items():
-            candidates = {
-                "plain": lambda a, b, out, config=config: wgmma_gemm.build_launch(a, b, out, config),
-                "every CTA": _prepare_stamped(patched, config, ALL_SMS),
-                "one SM": _prepare_stamped(patched, config, 0),
-            }
-            found = bench.compare(
-                candidates, lambda: experiments.make_inputs(*OVERHEAD_SHAPE), "plain", **TIMING
-            )
-            every, one = found["every CTA"], found["one SM"]
-            row = {**every.row(), "name": name, "config": str(config), "shape": list(OVERHEAD_SHAPE)}
-            if every.ratio and one.ratio:
-                row |= {"overhead": 1 / every.ratio - 1, "overhead_one_sm": 1 / one.ratio - 1}
-            rows.append(row)
+    compile_recorders(MEASURED.values())
+    for name, config in MEASURED.items():
+        candidates = {
+            "plain": lambda a, b, out, config=config: wgmma_gemm.build_launch(a, b, out, config),
+            "every CTA": _prepare_stamped(config, ALL_SMS),
+            "one SM": _prepare_stamped(config, 0),
+        }
+        found = bench.compare(candidates, lambda: experiments.make_inputs(*OVERHEAD_SHAPE), "plain", **TIMING)
+        every, one = found["every CTA"], found["one SM"]
+        row = {**every.row(), "name": name, "config": str(config), "shape": list(OVERHEAD_SHAPE)}
+        if every.ratio and one.ratio:
+            row |= {"overhead": 1 / every.ratio - 1, "overhead_one_sm": 1 / one.ratio - 1}
+        rows.append(row)
     return rows
 
 
@@ -497,10 +403,8 @@ def _launch(launch, stamps) -> None:
     launch()
 
 
-def _prepare_stamped(patched: pathlib.Path, config: WgmmaConfig, watched: int):
-    return lambda a, b, out: functools.partial(
-        _launch, *prepare_recorder(patched, a, b, out, config, watched)
-    )
+def _prepare_stamped(config: WgmmaConfig, watched: int):
+    return lambda a, b, out: functools.partial(_launch, *prepare_recorder(a, b, out, config, watched))
 
 
 METRICS = {
@@ -522,8 +426,8 @@ def measure_idle():
     build.compile_ahead(map(wgmma_gemm.job, MEASURED.values()))
     command = [sys.executable, "-m", "ch10.wgmma_gemm.lesson.timeline"]
     counted = profiler.profile_launches(command, list(MEASURED), METRICS)
-    with patched_kernel(*MEASURED.values()) as patched:
-        recorded = [record_config(patched, name, config, cold=True) for name, config in MEASURED.items()]
+    compile_recorders(MEASURED.values())
+    recorded = [record_config(name, config, cold=True) for name, config in MEASURED.items()]
     rows = []
     for (name, config), row, recordings in zip(MEASURED.items(), counted, recorded):
         # The CTAs of one SM follow each other. The profiler does not count the cycles between two CTAs.

@@ -11,7 +11,7 @@ import math
 from collections import namedtuple
 from dataclasses import dataclass
 
-from ch10.wgmma_gemm.configs import Rates
+from ch10.wgmma_gemm.configs import Rates, parse
 from ch14.blockscaled.lesson import smem_planner
 from ch14.blockscaled.lesson.smem_planner import COLUMNS, Blackwell, Plan
 from tilelab.runtime import device
@@ -216,9 +216,9 @@ def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:
     """
     rates, by_stages = Rates(), {}
     for row in rows:
-        words = row["config"].split(", ")
-        if row["status"] == "ok" and words[0] == f"specialised {tile}" and "cluster 2" not in words:
-            by_stages.setdefault(int(words[1].split()[0]), []).append(row)
+        config = parse(row["config"])
+        if row["status"] == "ok" and f"{config.block_m} × {config.block_n}" == tile and config.cluster == 1:
+            by_stages.setdefault(config.num_stages, []).append(row)
     found = []
     for stages, candidates in sorted(by_stages.items()):
         row = max(candidates, key=lambda row: row["ratio"])

@@ -152,26 +152,12 @@ def explain_recompilation(function: Callable, first: Sequence, second: Sequence)
     return ""
 
 
-def _explain_breaks(function: Callable, inputs: tuple):
-    """Return what torch._dynamo.explain says about a function; it runs the function once."""
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch._dynamo.explain(function)(*inputs)
-
-
-def count_pieces(function: Callable, *inputs) -> int:
-    """Return the number of graphs that Dynamo makes of a function; 0 where it gives up."""
-    try:
-        return _explain_breaks(function, inputs).graph_count
-    except Exception:  # describe_breaks says why
-        return 0
-
-
 def describe_breaks(function: Callable, *inputs) -> str:
     """Return the number of graphs and breaks, and the first line of each different reason, as torch explains them."""
+    torch._dynamo.reset()
     try:
-        found = _explain_breaks(function, inputs)
+        with _quiet():
+            found = torch._dynamo.explain(function)(*inputs)
     except Exception as error:
         return f"Dynamo gives up: {device.first_line(error)}"
     lines = [f"{found.graph_count} graph{'s' * (found.graph_count != 1)}, {found.graph_break_count} breaks"]

@@ -101,10 +101,6 @@ def check_boxes(boxes: Callable, copy_host, prepare: Callable) -> None:
         )
 
 
-def _raise(fault: str) -> None:
-    assert not fault, fault
-
-
 def check_padded_copy(kernel, prepare: Callable) -> None:
     """Raise AssertionError unless the copy is right where x and out are parts of wider matrices."""
 
@@ -112,7 +108,7 @@ def check_padded_copy(kernel, prepare: Callable) -> None:
         return [matrix[:, : shape[1] - 8] for matrix in make_copy((shape[0], shape[1] + 8), where)]
 
     cases = {"cpu": [(3, 40), (9, 136)], "cuda": [(3, 40), (37, 200)]}
-    _raise(lesson.check_launch(prepare, cases, make_padded, lambda x: x, tolerance=0))
+    lesson.require_launch(prepare, cases, make_padded, lambda x: x, tolerance=0)
 
 
 def check_row_max(kernel, prepare: Callable) -> None:
@@ -121,29 +117,19 @@ def check_row_max(kernel, prepare: Callable) -> None:
     def make(shape, where):
         return [-1 - torch.rand(shape, device=where), torch.empty(shape[0], device=where)]
 
-    _raise(
-        lesson.check_launch(
-            prepare,
-            {"cpu": [(3, 12), (5, 100)], "cuda": [(3, 12), (64, 100)]},
-            make,
-            lambda x: x.amax(1),
-            tolerance=0,
-        )
-    )
+    cases = {"cpu": [(3, 12), (5, 100)], "cuda": [(3, 12), (64, 100)]}
+    lesson.require_launch(prepare, cases, make, lambda x: x.amax(1), tolerance=0)
 
 
 def check_scatter(kernel, prepare: Callable) -> None:
     """Raise AssertionError unless row i of x has become row index[i] of out."""
     lesson.require_written(kernel)
-    _raise(
-        lesson.check_launch(
-            prepare,
-            {"cpu": [(19, 64), (5, 200)], "cuda": [(19, 64), (300, 1000)]},
-            make_gather,
-            lambda x, index: torch.empty_like(x).index_copy_(0, index.long(), x),
-            tolerance=0,
-        )
-    )
+    cases = {"cpu": [(19, 64), (5, 200)], "cuda": [(19, 64), (300, 1000)]}
+
+    def scatter(x, index):
+        return torch.empty_like(x).index_copy_(0, index.long(), x)
+
+    lesson.require_launch(prepare, cases, make_gather, scatter, tolerance=0)
 
 
 def check_transpose(kernel, prepare: Callable) -> None:
@@ -154,15 +140,8 @@ def check_transpose(kernel, prepare: Callable) -> None:
         x, _ = make_copy(shape, where)
         return [x, torch.empty(shape[::-1], dtype=x.dtype, device=where)]
 
-    _raise(
-        lesson.check_launch(
-            prepare,
-            {"cpu": [(64, 72), (40, 200)], "cuda": [(64, 72), (1000, 520)]},
-            make,
-            lambda x: x.T,
-            tolerance=0,
-        )
-    )
+    cases = {"cpu": [(64, 72), (40, 200)], "cuda": [(64, 72), (1000, 520)]}
+    lesson.require_launch(prepare, cases, make, lambda x: x.T, tolerance=0)
     counts = lesson.compile_launch(prepare, make((64, 64), "cpu")).counts
     assert counts["tma_load"] and counts["tma_store"], "the kernel must load and store by descriptors"
 

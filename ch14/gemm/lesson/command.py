@@ -74,7 +74,7 @@ def _run_sweep(options: cli.Options) -> list[dict]:
     chosen = _choose_configs(options)
     if not chosen:
         raise device.Unsupported(rejection(next(iter(configs().values())), options.target, options.dtype))
-    which = "sweep" if options.sweep else options.config if "," not in options.config else "tile"
+    which = "sweep" if options.sweep else options.config if options.config in (*SETS, "best") else "tile"
     space = dataclasses.replace(space, layout=options.layout, which=which, careful=not options.sweep)
     sweep = Sweep(chosen, space, journal=options.journal)
     # `disable=None` leaves the bar out where stderr is no terminal.
@@ -94,9 +94,9 @@ def _run_sweep(options: cli.Options) -> list[dict]:
 
 def format_row(row: dict) -> str:
     """Return the line of a configuration that was measured or compiled."""
-    start = f"{row['kernel']:34} {row['status']:8} "
+    start = f"{row['kernel']:60} {row['status']:8} "
     if "final_ms" in row:
-        again = f"{row['kernel']:34} {'again':8} {row['final_ms'] * 1e3:9.1f} us"
+        again = f"{row['kernel']:60} {'again':8} {row['final_ms'] * 1e3:9.1f} us"
         return f"{again} {'':14} {row['final_ratio']:6.3f} x cuBLAS   interleaved with the other finalists"
     if row.get("ms"):
         more = experiments.add_bandwidth(row, device.current().name)
@@ -128,9 +128,10 @@ COMMAND = cli.Command(
         "dtype": cli.choice(ITEMSIZE, "bf16"),
         "layout": cli.choice(("k", "n"), "k", "B as weight.T (k, default) or by rows (n)"),
         "config": cli.Option(
-            f"a set ({', '.join(SETS)}), best (default), a configuration's name, or one tile",
+            f"a set ({', '.join(SETS)}), best (default), a configuration's name, or a tile such as "
+            "'128x256x64, 8 warps, 4 stages'",
             default="best",
-            metavar="SET|best|NAME|BM,BN,BK,WARPS,STAGES",
+            metavar="SET|best|NAME|TILE",
         ),
         "sweep": cli.flag("try a grid of 96 configurations, best predicted first"),
         "target": cli.target(),

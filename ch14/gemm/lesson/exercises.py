@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ch14 import gemm
 from ch14.gemm.lesson import experiments
 from tilelab.cells import lesson
 from tilelab.measure.check import check_exercise
@@ -25,11 +26,8 @@ CASES = {
     "cuda": [(300, 264, 136), (2048, 6144, 512)],
 }
 
-FEW_TILES = (
-    256,
-    5120,
-    25600,
-)  # 80 tiles of C, 400 steps each: the last product of an MLP in Qwen 3 32B, 256 tokens
+# 80 tiles of C, 400 steps each: the last product of an MLP in Qwen 3 32B, 256 tokens.
+FEW_TILES = (256, 5120, 25600)
 
 STEPS = (
     "gemm_pointers:prepare_pointers",
@@ -72,14 +70,9 @@ def make_case(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...
     return a, weight.T, torch.empty(m, n, dtype=torch.bfloat16, device=where)
 
 
-def spec(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a b in float64."""
-    return a.double() @ b.double()
-
-
 def check_version(prepare: Callable) -> str:
     """Run a GEMM on ragged shapes; return "" or what is wrong."""
-    return lesson.check_launch(prepare, CASES, make_case, spec)
+    return lesson.check_launch(prepare, CASES, make_case, gemm.spec)
 
 
 def make_ladder(
@@ -104,61 +97,39 @@ def make_ladder(
 # ---- the reader's kernels
 
 
-def _raise(fault: str) -> None:
-    assert not fault, fault
+def prepare_with(kernel, describe: Callable, programs: int = 0) -> Callable:
+    """Return a `prepare` that launches `kernel` with what `describe(a, b, out)` returns, and with the blocks.
 
-
-def by_pointers(kernel) -> Callable:
-    """Return a `prepare` for a kernel with the arguments of gemm_pointers."""
-
-    def prepare(a, b, out):
-        (m, k), n = a.shape, b.shape[1]
-        grid = (triton.cdiv(m, TILE) * triton.cdiv(n, TILE),)
-        return lambda: kernel[grid](
-            a,
-            b,
-            out,
-            m,
-            n,
-            k,
-            a.stride(0),
-            b.stride(1),
-            out.stride(0),
-            BLOCK_M=TILE,
-            BLOCK_N=TILE,
-            BLOCK_K=STEP,
-            num_warps=4,
-            num_stages=3,
-        )
-
-    return prepare
-
-
-def by_descriptors(kernel, programs: int = 0) -> Callable:
-    """Return a `prepare` for a kernel whose descriptors are of A.T (K, M), of B.T (N, K) and of C.
-
-    With `programs` it is a persistent kernel, whose first descriptor is of A. It takes (a_desc, b_desc, c_desc, M, N,
-    K, PROGRAMS and the blocks), and the other one (a_desc, b_desc, c_desc, N, K and the blocks).
+    There is a program per tile of C, or a persistent kernel gets `programs` and their number in PROGRAMS.
     """
+    blocks = dict(BLOCK_M=TILE, BLOCK_N=TILE, BLOCK_K=STEP, num_warps=4, num_stages=3)
+    if programs:
+        blocks["PROGRAMS"] = programs
 
     def prepare(a, b, out):
-        (m, k), n = a.shape, b.shape[1]
-        first = (
-            TensorDescriptor.from_tensor(a, [TILE, STEP])
-            if programs
-            else TensorDescriptor.from_tensor(a.T, [STEP, TILE])
-        )
-        descriptors = (
-            first,
-            TensorDescriptor.from_tensor(b.T, [TILE, STEP]),
-            TensorDescriptor.from_tensor(out, [TILE, TILE]),
-        )
-        blocks = dict(BLOCK_M=TILE, BLOCK_N=TILE, BLOCK_K=STEP, num_warps=4, num_stages=3)
-        if programs:
-            return lambda: kernel[(programs,)](*descriptors, m, n, k, PROGRAMS=programs, **blocks)
-        return lambda: kernel[(triton.cdiv(m, TILE) * triton.cdiv(n, TILE),)](*descriptors, n, k, **blocks)
+        given, tiles = describe(a, b, out), triton.cdiv(len(a), TILE) * triton.cdiv(b.shape[1], TILE)
+        return lambda: kernel[(programs or tiles,)](*given, **blocks)
 
     return prepare
+
+
+def by_pointers(a, b, out) -> tuple:
+    """Return the arguments of a kernel like gemm_pointers."""
+    return a, b, out, len(a), *b.T.shape, a.stride(0), b.stride(1), out.stride(0)
+
+
+def describe(*tiles: tuple[torch.Tensor, list[int]]) -> tuple:
+    return tuple(TensorDescriptor.from_tensor(*tile) for tile in tiles)
+
+
+def by_descriptors(a, b, out) -> tuple:
+    """Return the arguments of a persistent kernel: descriptors of A, of B.T (N, K) and of C, then M, N and K."""
+    return *describe((a, [TILE, STEP]), (b.T, [TILE, STEP]), (out, [TILE, TILE])), len(a), *b.T.shape
+
+
+def by_transposed_descriptors(a, b, out) -> tuple:
+    """Return the arguments of a kernel that takes A.T (K, M): descriptors of it, of B.T and of C, then N and K."""
+    return *describe((a.T, [STEP, TILE]), (b.T, [TILE, STEP]), (out, [TILE, TILE])), *b.T.shape
 
 
 def make_transposed(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
@@ -170,14 +141,15 @@ def make_transposed(case: tuple[int, int, int], where: str) -> tuple[torch.Tenso
 
 def check_masks(kernel) -> None:
     """Raise AssertionError unless a kernel with the arguments of gemm_pointers is right at ragged sizes."""
-    _raise(check_version(by_pointers(kernel)))
+    lesson.require_launch(prepare_with(kernel, by_pointers), CASES, make_case, gemm.spec)
 
 
 def check_loop(kernel) -> None:
-    """Raise AssertionError unless a kernel computes the product by TMA from A.T, B.T and C (`by_descriptors`)."""
+    """Raise AssertionError unless a kernel computes the product by TMA from A.T, B.T and C."""
     lesson.require_written(kernel)
-    _raise(lesson.check_launch(by_descriptors(kernel), CASES, make_transposed, spec))
-    report = lesson.compile_launch(by_descriptors(kernel), make_transposed((256, 256, 256), "cpu"), "sm_90a")
+    prepare = prepare_with(kernel, by_transposed_descriptors)
+    lesson.require_launch(prepare, CASES, make_transposed, gemm.spec)
+    report = lesson.compile_launch(prepare, make_transposed((256, 256, 256), "cpu"), "sm_90a")
     assert report.counts["tma_load"] and report.counts["wgmma"], "it must load by TMA and multiply by wgmma"
 
 
@@ -213,30 +185,26 @@ def check_raster(pick) -> None:
 def check_persistent(kernel) -> None:
     """Raise AssertionError unless a persistent kernel computes every tile with fewer programs than tiles."""
     lesson.require_written(kernel)
-    _raise(check_version(by_descriptors(kernel, PROGRAMS)))
-    _raise(
-        lesson.check_launch(
-            by_descriptors(kernel, 1), {"cpu": [(129, 136, 64)], "cuda": [(129, 136, 64)]}, make_case, spec
-        )
-    )
+    lesson.require_launch(prepare_with(kernel, by_descriptors, PROGRAMS), CASES, make_case, gemm.spec)
+    one = dict.fromkeys(CASES, [(129, 136, 64)])
+    lesson.require_launch(prepare_with(kernel, by_descriptors, 1), one, make_case, gemm.spec)
 
 
 def check_fit(prepare: Callable, options: dict) -> None:
     """Raise AssertionError unless two programs of three stages or more fit on an SM, with as few parts as possible."""
     if not options:
         raise NotImplementedError
-    report = lesson.compile_launch(
-        functools.partial(prepare, **options), make_inputs((256, 256, 256)), "sm_90a"
-    )
+
+    def compile_with(**changed):
+        launch = functools.partial(prepare, **options | changed)
+        return lesson.compile_launch(launch, make_inputs((256, 256, 256)), "sm_90a")
+
+    report, parts = compile_with(), options.get("epilogue_subtile", 1)
     assert report.launchable, report.reason
     assert options.get("num_stages", 0) >= 3, "keep at least three stages"
     assert report.programs_per_sm == 2, f"{report.programs_per_sm} program per SM: {report.smem:,} B each"
-    fewer = functools.partial(
-        prepare, **options | {"epilogue_subtile": options.get("epilogue_subtile", 1) // 2 or 1}
-    )
-    if options.get("epilogue_subtile", 1) > 1:
-        other = lesson.compile_launch(fewer, make_inputs((256, 256, 256)), "sm_90a")
-        assert other.programs_per_sm != 2, "fewer parts fit too"
+    if parts > 1:
+        assert compile_with(epilogue_subtile=parts // 2).programs_per_sm != 2, "fewer parts fit too"
 
 
 CHECKS = {

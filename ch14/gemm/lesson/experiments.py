@@ -33,18 +33,11 @@ SMALL_SQUARES = (256, 512, 1024)
 LLM_M = (64, 512, 4096, 8192)
 LLM_NK = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 RAGGED = ((1000, 1000, 1000), (333, 520, 136), (1, 4096, 4096), (4097, 4104, 4112))
-RAGGED_FP8 = (
-    (1000, 1008, 1008),
-    (333, 528, 144),
-    (1, 4096, 4096),
-    (4097, 4112, 4112),
-)  # rows of whole 16 bytes
+# For fp8, whose rows are whole 16 bytes as well.
+RAGGED_FP8 = ((1000, 1008, 1008), (333, 528, 144), (1, 4096, 4096), (4097, 4112, 4112))
 LAYER_TIMING = {"rounds": 8, "warm_s": 0.02, "burst_ms": 1.5}
-QUICK = {
-    "rounds": 6,
-    "warm_s": 0,
-    "burst_ms": 2,
-}  # enough to find the fastest few, which are then timed again
+MEASURED = (kernels, GemmConfig, configs, _course, rejection, rank_configs, predict_us, Rates)
+QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}  # to find the fastest few, which are then timed again
 
 
 def make_inputs(m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k") -> tuple:
@@ -168,9 +161,7 @@ def add_bandwidth(row: dict, gpu: str) -> dict:
 
 def source() -> str:
     """Return the hash of what the experiments measure: the kernels, and the configurations with their choice."""
-    return provenance.source_hash(
-        kernels, GemmConfig, configs, _course, rejection, rank_configs, predict_us, Rates
-    )
+    return provenance.source_hash(*MEASURED)
 
 
 def compile_ahead(cases: Iterable[tuple]) -> None:
@@ -245,19 +236,7 @@ def measure_llm():
 
 
 @results.experiment(
-    "ch14_gemm_layers",
-    lambda: provenance.source_hash(
-        kernels,
-        GemmConfig,
-        configs,
-        _course,
-        rejection,
-        rank_configs,
-        predict_us,
-        Rates,
-        llm_shapes.list_products,
-        tuned.find,
-    ),
+    "ch14_gemm_layers", lambda: provenance.source_hash(*MEASURED, llm_shapes.list_products, tuned.find)
 )
 def measure_layers():
     """Time the tuned configuration and the model's beside cuBLAS, interleaved, for the layers of six models.

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ch10.tile_pipeline.configs import TileConfig, choose_config, configs
-from ch10.tile_pipeline.lesson import experiments
+from ch10.tile_pipeline.configs import TileConfig, choose_config, configs, parse
+from ch10.tile_pipeline.lesson import experiments, sweep
 
 
 def sentence(caught):
@@ -63,23 +63,62 @@ def test_a_transpose_that_would_spill_is_refused():
         TileConfig("transpose", 96, 96)
 
 
-def test_a_configuration_says_what_it_is():
-    assert (
-        str(TileConfig("copy", 4, 256, stages=2, tiles_per_cta=8))
-        == "copy 4 × 256, 32 threads, 2 stages, span 8"
-    )
-    assert str(TileConfig("copy", 4, 256, l2_promotion="256B")) == (
-        "copy 4 × 256, 32 threads, 1 stage, span 1, L2 256B"
-    )
-    assert str(TileConfig("copy", 4, 256, l2_promotion="none")).endswith(", span 1, no promotion")
-    warp = TileConfig("stencil", 16, 64, 128, 3, 4, "warp")
-    assert str(warp) == "stencil 16 × 64, 128 threads, 3 stages, span 4, a warp loads"
-    assert (warp.block_threads, warp.box(), warp.smem_bytes()) == (160, (18, 72), 3 * 5248)
-    turned = TileConfig("transpose", 64, 64, 128, swizzle="32B", block=4, raster=2)
-    assert str(turned) == "transpose 64 × 64, 128 threads, swizzle 32B, 4 × 4 a thread, bands of 2"
-    assert (turned.box(), turned.smem_bytes()) == ((64, 8), 16384 + 1024)
+WARP = TileConfig("stencil", 16, 64, 128, 3, 4, "warp")
+TURNED = TileConfig("transpose", 64, 64, 128, swizzle="32B", block=4, raster=2)
+
+
+@pytest.mark.parametrize(
+    "config, name, old",
+    [
+        (
+            TileConfig("copy", 4, 256, stages=2, tiles_per_cta=8),
+            "copy · 4×256 · 32 threads · 2 stages · 8 tiles per CTA",
+            "copy 4 × 256, 32 threads, 2 stages, span 8",
+        ),
+        (
+            TileConfig("copy", 4, 256, l2_promotion="256B"),
+            "copy · 4×256 · 32 threads · 1 stage · 1 tile per CTA · L2 fetches 256B",
+            "copy 4 × 256, 32 threads, 1 stage, span 1, L2 256B",
+        ),
+        (
+            TileConfig("copy", 4, 256, l2_promotion="none"),
+            "copy · 4×256 · 32 threads · 1 stage · 1 tile per CTA · L2 fetches none",
+            "copy 4 × 256, 32 threads, 1 stage, span 1, no promotion",
+        ),
+        (
+            WARP,
+            "stencil · 16×64 · 128 threads · 3 stages · 4 tiles per CTA · a warp loads",
+            "stencil 16 × 64, 128 threads, 3 stages, span 4, a warp loads",
+        ),
+        (
+            TURNED,
+            "transpose · 64×64 · 128 threads · swizzle 32B · blocks of 4 · bands of 2",
+            "transpose 64 × 64, 128 threads, swizzle 32B, 4 × 4 a thread, bands of 2",
+        ),
+        (
+            TileConfig("add_shared", 8, 64, cluster=4),
+            "add_shared · 8×64 · 32 threads · cluster of 4",
+            "add_shared 8 × 64, 32 threads, cluster of 4",
+        ),
+    ],
+)
+def test_a_configuration_is_named_and_found_by_its_name(config, name, old):
+    assert config.name == str(config) == name and parse(name) == parse(old) == config
+
+
+def test_every_name_is_read_back_and_others_are_refused():
+    for op in experiments.OPS:
+        for config in (*experiments.all_configs(op).values(), *sweep.grid(op)):
+            assert parse(config.name) == config
+    for text in ("copy", "copy · 4×256 · fast", "4×256"):
+        with pytest.raises(ValueError, match="name"):
+            parse(text)
+
+
+def test_what_a_configuration_needs():
+    assert (WARP.block_threads, WARP.box(), WARP.smem_bytes()) == (160, (18, 72), 3 * 5248)
+    assert (TURNED.box(), TURNED.smem_bytes()) == ((64, 8), 16384 + 1024)
     assert TileConfig("copy", 3, 4, stages=2).smem_bytes() == 256  # a tile starts at a multiple of 128
-    assert str(TileConfig("add_shared", 8, 64, cluster=4)) == "add_shared 8 × 64, 32 threads, cluster of 4"
 
 
 def test_variants_belong_to_their_operation():

@@ -9,6 +9,8 @@ from ch10.wgmma_gemm.configs import (
     best_config,
     candidates,
     count_resident_ctas,
+    load_config,
+    parse,
     predict_us,
     rejection,
 )
@@ -17,7 +19,7 @@ GOOD = {
     "kernel": "specialised",
     "block_m": 128,
     "block_n": 256,
-    "stages": 4,
+    "num_stages": 4,
     "consumers": 2,
     "epilogue_subtile": 4,
 }
@@ -30,11 +32,11 @@ GOOD = {
         ({"block_n": 512}, "block_n must be from 1 to 256; it is 512."),
         ({"consumers": 4}, "consumers must be from 1 to 3; it is 4."),
         ({"consumers": 3}, "block_m must be a multiple of 64 for each of 3 consumers"),
-        ({"group": 4097}, "group must be from 1 to 4,096"),
+        ({"group_m": 4097}, "group_m must be from 1 to 4,096"),
         ({"block_m": 64}, "block_m must be a multiple of 64 for each of 2 consumers"),
         ({"block_n": 72}, "block_n must be a multiple of 16 in each of 4 subtiles; it is 72."),
         ({"swap": True}, "epilogue_subtile must be 1 with swap; it is 4."),
-        ({"stages": 1}, "the kernel specialised needs 2 stages"),
+        ({"num_stages": 1}, "the kernel specialised needs 2 stages"),
         ({"cluster": 3}, "cluster must be 1, 2 or 4 for the kernel specialised; it is 3."),
         (
             {"cluster": 4, "block_n": 80, "epilogue_subtile": 1},
@@ -53,6 +55,26 @@ def test_bad_configuration_is_one_sentence(change, said):
     with pytest.raises(ValueError) as caught:
         WgmmaConfig(**{**GOOD, **change})
     assert said in str(caught.value) and str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+def test_a_configuration_is_found_by_its_name():
+    config = WgmmaConfig("split", 64, 64, 6, cluster=2, boxes_per_stage=2, group_m=8, swap=True, pdl=True)
+    name = "64×64×128 · 6 stages · split · 1 consumer · cluster of 2 · groups of 8 · swapped · early"
+    assert config.name == str(config) == name and parse(name) == config
+    old = "split 64 × 64, 6 stages, 1 consumer, 128 deep, cluster 2, group 8, swapped, early"
+    assert parse(old) == config
+    assert parse("one_group 128 × 128, 1 stage") == STEPS["tile"] == parse(STEPS["tile"].name)
+    for config in (*STEPS.values(), *candidates()):
+        assert parse(config.name) == config
+    for text in ("fast", "128×128×64 · 4 stages · quick", "4 stages"):
+        with pytest.raises(ValueError, match="configuration|kernel"):
+            parse(text)
+
+
+def test_a_saved_row_may_have_the_fields_of_an_earlier_version():
+    old = {"kernel": "specialised", "block_m": 128, "block_n": 128, "stages": 4, "group": 8}
+    new = WgmmaConfig("specialised", 128, 128, 4, group_m=8)
+    assert load_config(**old) == new == load_config(**dataclasses.asdict(new))
 
 
 def test_what_a_configuration_needs():
@@ -122,14 +144,14 @@ def test_each_step_changes_one_thing():
         for a, b in itertools.pairwise(STEPS.values())
     ]
     assert changed == [
-        ["stages"],
+        ["num_stages"],
         ["kernel"],
         ["consumers"],
         ["block_n", "epilogue_subtile"],
         ["cluster"],
         ["persistent"],
         ["pdl"],
-        ["group"],
+        ["group_m"],
     ]
 
 

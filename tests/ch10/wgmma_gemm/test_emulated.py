@@ -13,8 +13,8 @@ from tilelab.cells import cuda_magic
 from tilelab.measure import check
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
-THREE = WgmmaConfig("specialised", 192, 32, 3, consumers=3, persistent=True, group=2)
-CLUSTER = WgmmaConfig("specialised", 64, 32, 3, cluster=4, persistent=True, group=2)
+THREE = WgmmaConfig("specialised", 192, 32, 3, consumers=3, persistent=True, group_m=2)
+CLUSTER = WgmmaConfig("specialised", 64, 32, 3, cluster=4, persistent=True, group_m=2)
 SHAPES = ((400, 72, 136), (200, 104, 264), (130, 40, 24))
 
 
@@ -39,7 +39,13 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
             out, (config.block_n if config.swap else 64, config.box), swizzle=f"{2 * config.box}B"
         ),
     )
-    arguments = (*maps, out, *map(ctypes.c_int, (rows, columns, k)), ctypes.c_uint64(out.stride(0)))
+    arguments = (
+        *maps,
+        out,
+        *map(ctypes.c_int, (rows, columns, k)),
+        ctypes.c_uint64(out.stride(0)),
+        wgmma_gemm.NOTHING,
+    )
     launch = emulator.prepare(
         find_kernel(config, change),
         clusters * config.cluster,
@@ -62,12 +68,12 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
     [
         THREE,
         WgmmaConfig(
-            "specialised", 192, 48, 3, consumers=3, cluster=2, persistent=True, epilogue_subtile=3, group=4
+            "specialised", 192, 48, 3, consumers=3, cluster=2, persistent=True, epilogue_subtile=3, group_m=4
         ),
         CLUSTER,
         WgmmaConfig("specialised", 128, 96, 3, consumers=2, cluster=4, persistent=True, epilogue_subtile=3),
         WgmmaConfig("specialised", 64, 16, 3, cluster=2, persistent=True, swap=True, boxes_per_stage=2),
-        WgmmaConfig("specialised", 128, 32, 3, consumers=2, cluster=4, persistent=True, swap=True, group=2),
+        WgmmaConfig("specialised", 128, 32, 3, consumers=2, cluster=4, persistent=True, swap=True, group_m=2),
     ],
     ids=str,
 )

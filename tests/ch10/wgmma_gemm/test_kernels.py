@@ -25,13 +25,10 @@ FAULTS = experiments.fault_patches()
 
 @pytest.fixture(scope="module")
 def built():
-    """Return reports for sm_90a by name, by (time stamps of, name) and by (fault, name), and one for sm_100a."""
+    """Return reports for sm_90a by name and by (fault, name), and one for sm_100a."""
     jobs = {name: wgmma_gemm.job(config) for name, config in EVERY.items()}
     jobs["sm_100a"] = wgmma_gemm.job(STEPS["raster"], "sm_100a")
     with contextlib.ExitStack() as stack:
-        patched = stack.enter_context(patched_source(wgmma_gemm.SOURCE, *experiments.time_stamp_patch()))
-        for name, config in experiments.TIMELINE_CONFIGS.items():
-            jobs["time stamps", name] = wgmma_gemm.job(config, source=patched)
         for fault, patch in FAULTS.items():
             patched = stack.enter_context(patched_source(wgmma_gemm.SOURCE, *patch))
             jobs["fault", fault] = wgmma_gemm.job(experiments.BROKEN_CONFIG, source=patched)
@@ -82,13 +79,6 @@ def test_no_other_target_has_wgmma(built):
     report = built["sm_100a"]
     assert report.status == "failed"
     assert re.search(r"not supported on \.target 'sm_100a'|does not compile for sm_100a", report.reason)
-
-
-def test_time_stamps_are_in_the_patched_kernel_alone(built):
-    assert "CS2R" not in built["tile"].sass
-    for name in experiments.TIMELINE_CONFIGS:
-        report = built["time stamps", name]
-        assert report.launchable and "CS2R" in report.sass, report.reason
 
 
 def test_each_fault_compiles_to_another_kernel(built):

@@ -1,11 +1,10 @@
-"""What the command of ch14.descriptors compiles and measures, and the sweep and the pictures."""
+"""What the command of ch14.descriptors compiles and measures, and the sweep."""
 
 import commands
 import pytest
-from legible import assert_legible
 
 from ch14.descriptors.configs import OPS, configs
-from ch14.descriptors.lesson import experiments, figures, sweep
+from ch14.descriptors.lesson import experiments, sweep
 
 MODULE = "ch14.descriptors"
 
@@ -26,7 +25,7 @@ def test_best_is_checked_and_timed(op, capsys):
     assert status == 0 and row["status"] == "ok" and row["gbps"] > 0 and row["peer"] == experiments.PEER[op]
 
 
-# ---- the sweep and the pictures
+# ---- the sweep
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -47,13 +46,3 @@ def test_the_panel_s_subject():
     for shape in ((64,), (64, 12), (0, 64)):
         with pytest.raises(ValueError, match="a shape is ROWS,COLUMNS, columns a multiple of 8"):
             subject(shape, "copy")
-
-
-def test_pictures_draw():
-    boxes = figures.draw_boxes([((4, 2048), (4, 256))])
-    for picture in figures.draw_ways(), boxes:
-        assert_legible(picture)
-        assert len(picture.description) > 60
-    assert "4 × 2048 makes 8 boxes of 4 × 256" in boxes.description
-    with pytest.raises(ValueError, match="boxes of 4 × 256 do not make a block of 4 × 100"):
-        figures.draw_boxes([((4, 100), (4, 256))])

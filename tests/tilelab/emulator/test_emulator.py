@@ -456,12 +456,16 @@ def multiply(step, change=("", ""), seed=0, shape=(200, 264, 584)):
     ]
     kernel = find_kernel(wgmma_gemm, config, config.constants(), change)
     kernel.prepare(
-        config.grid(m, n, 4), config.threads, (*maps, out, m, n, k, n), config.smem_bytes, config.cluster
+        config.grid(m, n, 4),
+        config.threads,
+        (*maps, out, m, n, k, n, wgmma_gemm.NOTHING),
+        config.smem_bytes,
+        config.cluster,
     )(seed)
     return int((~torch.isclose(out.float(), a.float() @ weight.float().T, rtol=0.02, atol=0.5)).sum())
 
 
-ONE_GROUP = next(step for step in GEMMS.values() if step.kernel == "one_group" and step.stages > 1)
+ONE_GROUP = next(step for step in GEMMS.values() if step.kernel == "one_group" and step.num_stages > 1)
 TWO_CONSUMERS = next(step for step in GEMMS.values() if step.consumers == 2 and step.epilogue_subtile > 1)
 IN_CLUSTER = next(step for step in GEMMS.values() if step.cluster == 2)
 
@@ -474,13 +478,18 @@ def test_products_are_right_at_any_speed_of_the_tensor_core(step, seed):
     assert multiply(step, seed=seed) == 0
 
 
-WAIT = "        wgmma_wait<1>();\n        if (step > first) release<MULTICAST>(barriers.empty + 8 * previous_stage);"
+WAIT = """        wgmma_wait<1>();
+        const u32 multiplied = state.read_clock();
+        if (step > first) {
+            release<MULTICAST>(barriers.empty + 8 * previous_stage);
+"""
+EARLY = WAIT.replace("wgmma_wait<1>();", "").replace("if (step > first)", "").replace("previous_", "state.")
 
 
 @pytest.mark.parametrize(
     "step, change",
     [
-        (TWO_CONSUMERS, (WAIT, "        release<MULTICAST>(barriers.empty + 8 * position.stage);")),
+        (TWO_CONSUMERS, (WAIT, EARLY)),
         (TWO_CONSUMERS, ("        wgmma_wait<1>();\n", "")),
         (TWO_CONSUMERS, ("        fence_proxy_async();", "")),
         (TWO_CONSUMERS, ("        if (leader) bulk_wait_read<BUFFERS - 1>();", "")),
@@ -509,7 +518,7 @@ def test_a_product_that_reads_too_early_or_too_late_is_wrong(step, change):
         ),
         (
             TWO_CONSUMERS,
-            ("position.phase ^ 1)", "position.phase)"),
+            ("state.phase ^ 1)", "state.phase)"),
             "thread 0 waits for ever for parity 0 of the mbarrier.*; block 0, thread 128 waits for ever for parity 0",
         ),
         (TWO_CONSUMERS, ("4 * CONSUMERS * ctas", "8 * CONSUMERS * ctas"), "lacks 8 of 16 arrivals"),

@@ -167,7 +167,7 @@ def test_the_tables_of_the_repository_hold_configurations_that_run(monkeypatch):
     assert gemm.find_best(256, 5120, 25600, "bf16", True, "sm_90a", 132)[1] == "tuned"
     assert gemm.find_best(256, 5120, 25600, "bf16", False, "sm_90a", 132)[1] == "by the model"
     assert wgmma_gemm.find_best(64, 4096, 14336) == (
-        wgmma_gemm.WgmmaConfig("split", 64, 64, 7, cluster=2, boxes_per_stage=2, group=8, pdl=True),
+        wgmma_gemm.WgmmaConfig("split", 64, 64, 7, cluster=2, boxes_per_stage=2, group_m=8, pdl=True),
         "tuned",
     )
     assert wgmma_gemm.find_best(8, 8, 8)[1] == "by the model"

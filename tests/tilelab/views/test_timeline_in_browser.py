@@ -9,19 +9,17 @@ import pathlib
 import pytest
 from view_pages import SCREENSHOTS
 
-from ch10.wgmma_gemm.lesson import experiments
 from ch10.wgmma_gemm.lesson import timeline as recorder
 from tilelab import views
-from tilelab.records import results, timeline
+from tilelab.records import timeline
 
 pytestmark = pytest.mark.browser
+PERSISTENT = "128 × 256, persistent"
 
 
 @pytest.fixture(scope="module")
 def recordings():
-    return recorder.read_record(
-        results.load_record("ch10_gemm_timeline", experiments.measure_timeline.source())
-    )[0]
+    return recorder.load_recordings()[0]
 
 
 @pytest.fixture
@@ -134,7 +132,7 @@ def test_the_wheel_zooms_after_a_click_and_a_drag_pans(open_page):
 
 
 def test_steps_go_from_event_to_event_and_say_what_it_is(open_page, recordings):
-    page = open_page(["persistent", "1 stage"])
+    page = open_page([PERSISTENT, "1 stage"])
     press(page, "Home")
     press(page, "n")
     state = find_state(page)
@@ -165,11 +163,11 @@ def test_pointing_selects_an_event(open_page, recordings):
     assert "rounds and stores tile 0 in its epilogue" in page.locator(".sentence").inner_text()
 
 
-@pytest.mark.parametrize("name", ["4 stages", "persistent"])
+@pytest.mark.parametrize("name", ["4 stages", PERSISTENT])
 def test_the_ring_shows_the_stages_and_phases_at_the_cursor(open_page, recordings, name):
     page = open_page([name])
     recording = next(each for each in recordings if each["name"] == name)
-    press(page, "ArrowDown") if name == "persistent" else None
+    press(page, "ArrowDown") if name == PERSISTENT else None
     seen = set()
     for _ in range(12):
         press(page, "n")
@@ -185,7 +183,7 @@ def test_the_ring_shows_the_stages_and_phases_at_the_cursor(open_page, recording
             seen.add(slot["state"])
     assert "in use" in seen and len(seen) >= 2
     label = page.locator(".ring").get_attribute("aria-label")
-    assert "full barrier in phase" in label and ("empty barrier" in label) == (name == "persistent")
+    assert "full barrier in phase" in label and ("empty barrier" in label) == (name == PERSISTENT)
 
 
 def test_two_recordings_have_one_clock(open_page, recordings):
@@ -199,9 +197,11 @@ def test_two_recordings_have_one_clock(open_page, recordings):
     assert "has ended" in page.locator(".ring").nth(1).inner_text()
     page.get_by_label("lower recording").select_option(label="nothing")
     assert page.locator(".plot").count() == 1
-    page.get_by_label("upper recording").select_option(label="persistent")
+    page.get_by_label("upper recording").select_option(label=PERSISTENT)
     assert (
-        page.locator(".plot").first.get_attribute("aria-label").startswith("persistent: producer, consumer 0")
+        page.locator(".plot")
+        .first.get_attribute("aria-label")
+        .startswith(f"{PERSISTENT}: producer, consumer 0")
     )
 
 
@@ -251,7 +251,7 @@ def test_one_tab_stop_for_each_part_and_keys_stay_in_the_view(open_page):
 @pytest.mark.parametrize("width", [1920, 1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
-    "shown", [("1 stage", "4 stages"), ("a producer", "persistent")], ids=["ring", "roles"]
+    "shown", [("1 stage", "4 stages"), ("producer, 4 stages", PERSISTENT)], ids=["ring", "roles"]
 )
 def test_it_fits_the_page(open_page, width, scheme, shown):
     page = open_page(shown, width=width, color_scheme=scheme)

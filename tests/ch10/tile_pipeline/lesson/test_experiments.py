@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ch10 import tile_pipeline
-from ch10.tile_pipeline.configs import TileConfig
+from ch10.tile_pipeline.configs import DIMENSIONS, TileConfig
 from ch10.tile_pipeline.lesson import box_dump, broken_programs, experiments, sweep
 from tilelab.measure import bench
 from tilelab.records import results
@@ -22,7 +22,7 @@ def test_bank_conflicts():
 
 def test_a_space_rejects_what_cannot_run_there():
     config = TileConfig("stencil", 64, 128, 128, stages=4)
-    spaces = {target: sweep.TileSpace("stencil", (1024, 1024), target) for target in device.TARGETS}
+    spaces = {target: sweep.TileSpace((1024, 1024), "stencil", target) for target in device.TARGETS}
     assert spaces["sm_80"].reject(config) == "sm_80 has no TMA: tensor maps need sm_90a or newer."
     assert spaces["sm_121a"].reject(config) == (
         "it needs 144,000 B of shared memory per block; sm_121a has 101,376 B."
@@ -40,7 +40,7 @@ def test_a_space_rejects_what_cannot_run_there():
 
 @pytest.mark.parametrize("op", experiments.OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
-    chosen, space = sweep.grid(op), sweep.TileSpace((1024, 1024), op, "sm_90a")
+    chosen, space = sweep.grid(op), sweep.TileSpace((1024,) * DIMENSIONS[op], op, "sm_90a")
     assert len(set(map(str, chosen))) == len(chosen) >= 9
     assert [space.reject(config) for config in chosen] == [""] * len(chosen)
 

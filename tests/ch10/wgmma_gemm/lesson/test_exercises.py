@@ -45,10 +45,10 @@ def test_wrong_counts_fail(full, empty):
     "change",
     [
         ("wgmma_wait<1>();", "wgmma_wait<2>();"),
-        ("(step - 1) % STAGES * 8", "8 * at.stage"),
+        ("(step - 1) % STAGES * 8", "8 * state.stage"),
         ("if (step > 0 && threadIdx.x % 32 == 0)", "if (step > 0 && threadIdx.x % 128 == 0)"),
-        ("mbarrier_wait(full + 8 * at.stage, at.phase);", "mbarrier_wait(full + 8 * at.stage, 0);"),
-        ("mbarrier_wait(full + 8 * at.stage, at.phase);", ""),
+        ("mbarrier_wait(full + 8 * state.stage, state.phase);", "mbarrier_wait(full + 8 * state.stage, 0);"),
+        ("mbarrier_wait(full + 8 * state.stage, state.phase);", ""),
         ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a, step > 0);"),
         ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a + BOX_BYTES, true);"),
         ("wgmma_fence();", ""),
@@ -63,12 +63,12 @@ def test_a_wrong_consumer_fails(change):
 @pytest.mark.parametrize(
     "change",
     [
-        ("at.phase);", "0);"),
+        ("state.phase);", "0);"),
         (
-            "    Ring<STAGES> at;  // mended: once, for all tiles\n",
-            "    u32 use = 0;\n    struct { u32 stage, phase; void advance() { stage = 0; } } at = {0, 0};\n",
+            "    Ring<STAGES> state;  // mended: once, for all tiles\n",
+            "    u32 use = 0;\n    struct { u32 stage, phase; void advance() { stage = 0; } } state = {0, 0};\n",
         ),
-        ("at.phase ^ 1", "at.phase"),
+        ("state.phase ^ 1", "state.phase"),
         ("wgmma_wait<0>();", ""),
     ],
 )
@@ -181,7 +181,7 @@ def test_the_lessons_kernels_are_short_and_fit_the_registers():
     [
         ("fence_proxy_async();", ""),
         ("bulk_wait_read<1>();", "bulk_wait_read<2>();"),
-        ("        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * before);\n", ""),
+        ("        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * previous_stage);\n", ""),
     ],
 )
 def test_the_lessons_check_finds_a_fault_in_its_last_kernel(change):

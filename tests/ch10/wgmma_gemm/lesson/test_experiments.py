@@ -7,84 +7,11 @@ import pytest
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.configs import rejection
 from ch10.wgmma_gemm.lesson import experiments, sweep
-from ch10.wgmma_gemm.lesson.experiments import EVENTS, pair_events
 from ch10.wgmma_gemm.lesson.sweep import WgmmaSpace
 from tilelab.measure import bench, peers
 from tilelab.measure.patch import patched_source
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
-
-CODE = {name: index for index, (name, _) in enumerate(EVENTS)}
-
-
-def stamps(*events):
-    return [(cycles, CODE[name], step) for cycles, name, step in events]
-
-
-def test_events_of_one_group():
-    rows = pair_events(
-        [
-            stamps(
-                (100, "arrived", 0),
-                (150, "arrived", 1),
-                (180, "multiplied", 0),
-                (260, "multiplied", 1),
-                (300, "stored", 0),
-            )
-        ],
-        one_group=True,
-    )
-    assert [(row["event"], row["step"], row["begin"], row["end"]) for row in rows] == [
-        ("wait", 0, 0, 0),
-        ("wait", 1, 0, 50),
-        ("product", 0, 0, 80),
-        ("product", 1, 50, 160),
-        ("store", 0, 160, 200),
-    ]
-    assert {row["role"] for row in rows} == {"loads and multiplies"}
-
-
-def test_events_of_roles_count_tiles():
-    producer = stamps((10, "waited", 0), (12, "loaded", 0), (30, "waited", 0), (33, "loaded", 0))
-    consumer = stamps(
-        (20, "arrived", 0),
-        (25, "multiplied", 0),
-        (28, "stored", 7),
-        (40, "arrived", 0),
-        (45, "multiplied", 0),
-        (50, "stored", 8),
-    )
-    rows = pair_events([producer, consumer, consumer], one_group=False)
-    assert [
-        (row["event"], row["tile"], row["begin"], row["end"]) for row in rows if row["role"] == "producer"
-    ] == [("wait", 0, 0, 0), ("load", 0, 0, 2), ("wait", 1, 2, 20), ("load", 1, 20, 23)]
-    of = [row for row in rows if row["role"] == "consumer 1"]
-    assert [row["tile"] for row in of] == [0, 0, 0, 1, 1, 1] and of[2]["event"] == "store"
-
-
-def test_the_handover_is_counted_from_the_products_to_the_order():
-    ends = (
-        ("producer", "wait", 100),
-        ("producer", "load", 130),
-        ("consumer 0", "wait", 1130),
-        ("consumer 0", "product", 2460),
-    )
-    rows = [
-        {
-            "name": "warp_specialized",
-            "role": role,
-            "event": event,
-            "step": step,
-            "tile": 0,
-            "begin": 0,
-            "end": 600 * step + end,
-        }
-        for step in range(8)
-        for role, event, end in ends
-    ]
-    found = experiments.measure_handover(rows)
-    assert found == {"name": "warp_specialized", "handover": 4 * 600 + 100 - 2460, "load": 1000, "step": 600}
-    assert experiments.measure_handover([])["step"] is None
 
 
 def test_the_grid_and_the_widths_hold_what_they_say():
@@ -92,7 +19,7 @@ def test_the_grid_and_the_widths_hold_what_they_say():
     assert len(grid) == 168 == len({str(config) for config in grid})
     assert 100 < sum(not rejection(config) for config in grid) < 168
     widths = [experiments._most_stages(columns) for columns in (128, 160, 192, 208, 224, 256)]
-    assert [config.stages for config in widths] == [6, 5, 4, 4, 4, 4] and not any(map(rejection, widths))
+    assert [config.num_stages for config in widths] == [6, 5, 4, 4, 4, 4] and not any(map(rejection, widths))
 
 
 def test_a_space_rejects_what_cannot_run():

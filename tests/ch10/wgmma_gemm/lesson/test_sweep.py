@@ -53,7 +53,7 @@ def test_two_waves_that_are_poorly_filled_may_be_split():
 def test_three_consumers_leave_their_ring_four_stages():
     three = [config for config in SPACE if config.consumers == 3]
     assert {config.block_n for config in three} == {96, 112, 128, 144, 160, 176, 192}
-    assert all(config.stages >= 4 and not rejection(config) for config in three)
+    assert all(config.num_stages >= 4 and not rejection(config) for config in three)
 
 
 @pytest.mark.compile

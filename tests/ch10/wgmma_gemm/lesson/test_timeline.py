@@ -1,6 +1,8 @@
-"""The recorder of the GEMM: its patch compiles, stamps become recordings, and the older record does too."""
+"""The recorder of the GEMM: a build that records compiles, another has no stamps, and stamps become recordings."""
 
+import ctypes
 import os
+import re
 
 import pytest
 import torch
@@ -9,7 +11,6 @@ from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.lesson import experiments
 from ch10.wgmma_gemm.lesson import timeline as recorder
 from tilelab.measure import bench, check
-from tilelab.measure.patch import patched_source
 from tilelab.records import results, timeline
 from tilelab.runtime import build, device
 
@@ -119,13 +120,18 @@ def test_one_warp_group_loads_and_multiplies_in_one_lane():
 
 @pytest.mark.compile
 @pytest.mark.parametrize("name", recorder.MEASURED)
-def test_the_kernel_with_stamps_compiles_without_spills(name):
+def test_only_a_build_that_records_reads_the_clock_and_it_spills_nothing(name):
     config = recorder.MEASURED[name]
-    with patched_source(wgmma_gemm.SOURCE, *recorder.stamp_patch()) as patched:
-        report = build.build_one(wgmma_gemm.job(config, source=patched))
-    plain = build.build_one(wgmma_gemm.job(config))
-    assert report.status == "ok", report.reason
-    assert report.registers == plain.registers and not report.spills
+    plain, records = (build.build_one(wgmma_gemm.job(config, more=more)) for more in (None, recorder.RECORD))
+    assert records.status == "ok", records.reason
+    assert records.registers == plain.registers and not records.spills
+    assert "SR_CLOCK" in records.sass and "SR_CLOCK" not in plain.sass
+
+
+def test_the_events_have_the_numbers_of_the_kernels_enum():
+    names = re.search(r"enum Event \{(.*?)\}", recorder.RECORDER.read_text(), re.DOTALL)[1]
+    numbers = [getattr(recorder, name.strip()) for name in names.split(",")]
+    assert numbers == list(range(8)) and ctypes.sizeof(recorder.Recording) == 16
 
 
 @pytest.mark.parametrize("sms", [78, 132])
@@ -144,7 +150,7 @@ def test_a_config_that_is_alone_leaves_no_room_for_a_second_cta():
     assert (
         2 * (config.smem_bytes + 1024) > 233472
         and config.smem_bytes <= 232448
-        and str(config).endswith("1 stage")
+        and " · 1 stage" in config.name
     )
 
 
@@ -155,29 +161,6 @@ def test_products_take_the_cycles_of_the_full_rate():
     assert (
         recorder.find_product_cycles(recorder.CONFIGS["128 × 256, persistent"]) == 512
     )  # half of the rows each
-
-
-def test_the_older_record_becomes_recordings():
-    record = results.load_record("ch10_gemm_timeline", experiments.measure_timeline.source())
-    recordings, label = recorder.read_record(record)
-    assert "H200" in label and [recording["name"] for recording in recordings] == [
-        "1 stage",
-        "4 stages",
-        "a producer",
-        "persistent",
-    ]
-    for recording in recordings:
-        idle, without = timeline.find_idle_share(recording), timeline.find_share_without_products(recording)
-        assert 0 <= without <= idle < 1
-        assert all(fill[4] <= fill[5] <= fill[7] for fill in recording["fills"])
-    one, four = recordings[:2]
-    assert timeline.find_idle_share(one) > 0.6 > 0.2 > timeline.find_idle_share(four)
-    assert recordings[3]["lanes"] == ["producer", "consumer 0", "consumer 1"]
-
-
-def test_a_notebook_gets_recordings_with_or_without_the_new_record():
-    recordings, label = recorder.load_recordings()
-    assert {"1 stage", "4 stages"} <= {recording["name"] for recording in recordings} and label
 
 
 @pytest.mark.skipif(experiments.has_wgmma(), reason="this GPU measures instead")
@@ -232,10 +215,9 @@ def test_the_records_show_what_the_notebook_says():
 def test_on_a_gpu_the_kernel_with_stamps_is_right_and_records_every_step(name):
     config, shape = recorder.CONFIGS[name], (1024, 1024, 512)
     a, b, out = experiments.make_inputs(*shape)
-    with recorder.patched_kernel(config) as patched:
-        launch, stamps = recorder.prepare_recorder(patched, a, b, out, config, recorder.ALL_SMS)
-        launch()
-        recording = recorder.record_config(patched, name, config)[0]
+    launch, stamps = recorder.prepare_recorder(a, b, out, config, recorder.ALL_SMS)
+    launch()
+    recording = recorder.record_config(name, config)[0]
     torch.testing.assert_close(out, torch.mm(a, b), atol=0.5, rtol=0.02)
     assert bool((stamps[:, 0, 0, 1] != 0).all()), "every CTA records"
     tiles = 1 + max(row["tile"] for row in timeline.as_rows(recording))
@@ -269,7 +251,7 @@ def test_on_a_gpu_the_sanitizers_find_nothing_in_the_kernel_with_stamps(monkeypa
 def pretended_recorder(monkeypatch):
     """Launches that write the stamps of `make_cta` as the CTA 1 of three, on the SM 2."""
 
-    def prepare(patched, config, watched=0):
+    def prepare(config, watched=0):
         one_group = config.kernel == "one_group"
         groups = make_cta(1000)[:1] if one_group else make_cta(1000)
         stamps = torch.zeros(3, len(groups), 200, 2, dtype=torch.int32)
@@ -303,7 +285,7 @@ def test_the_recorder_finds_an_sm_that_had_a_cta(pretended_recorder):
     assert [row["name"] for row in rows] == list(recorder.CONFIGS)
     for row in rows:
         recording = row["recording"]
-        assert recording["stages"] == recorder.CONFIGS[row["name"]].stages and 0 < row["idle_share"] < 1
+        assert recording["stages"] == recorder.CONFIGS[row["name"]].num_stages and 0 < row["idle_share"] < 1
         assert recording["ghz"] is None or recording["ghz"] == pytest.approx(2, rel=0.01)
     assert rows[-1]["recording"]["length"] == 20100
     results.to_json(results.make_record("ch10_timeline", rows, "0" * 16))  # JSON can hold them
@@ -334,3 +316,31 @@ def test_the_cost_of_recording_is_a_share_of_the_plain_kernels_time(pretended_re
     rows = recorder.measure_overhead.__wrapped__()
     assert len(rows) == 6 and all(row["overhead"] == pytest.approx(0.03) for row in rows)
     assert all(row["overhead_one_sm"] == pytest.approx(0.01) and row["status"] == "ok" for row in rows)
+
+
+def test_events_become_rows_with_a_handover(pretended_recorder):
+    rows = recorder.measure_events.__wrapped__()
+    assert {row["name"] for row in rows} == set(recorder.STEP_CONFIGS)
+    tile = [(row["event"], row["begin"], row["end"]) for row in rows if row["name"] == "tile"]
+    assert tile == [("wait", 40, 750), ("product", 750, 1350), ("store", 1350, 1450)]
+    assert {row["role"] for row in rows if row["name"] == "persistent"} == {"producer", "consumer 0"}
+    ends = (
+        ("producer", "wait", 100),
+        ("producer", "load", 130),
+        ("consumer 0", "wait", 1130),
+        ("consumer 0", "product", 2460),
+    )
+    rows = [
+        {
+            "name": "warp_specialized",
+            "tile": 0,
+            "role": role,
+            "event": event,
+            "step": step,
+            "end": 600 * step + end,
+        }
+        for step in range(8)
+        for role, event, end in ends
+    ]
+    found = recorder.measure_handover(rows)
+    assert found == {"name": "warp_specialized", "handover": 4 * 600 + 100 - 2460, "load": 1000, "step": 600}

@@ -137,22 +137,6 @@ def test_tables_of_recorded_modes():
     assert "×" in experiments.describe_limit(cells, exercises.roof())
 
 
-@pytest.mark.parametrize("draw", [figures.draw_compile, figures.draw_break, figures.draw_transfers])
-def test_pictures_say_what_they_show(draw):
-    assert len(draw().description) > 60
-
-
-def test_the_picture_of_a_break_counts_the_graphs_that_dynamo_made():
-    texts = [text.get_text() for text in figures.draw_break(4).axes[0].texts]
-    assert any(text.startswith("4 graphs") for text in texts) and any(
-        "2 more graphs" in text for text in texts
-    )
-    assert any(
-        text.startswith("2 graphs")
-        for text in [each.get_text() for each in figures.draw_break().axes[0].texts]
-    )
-
-
 def test_the_chart_of_cases_says_what_pays():
     rows = [make_row(case, 1.2 if case.reduces else 0.9) for case in pointwise.CASES]
     record = results.Record(results.make_record("ch14_compiled_pointwise", rows, ""), live=False)

@@ -12,13 +12,6 @@ from ch14.mx_formats.number_formats import E2M1, E4M3, E5M2
 @pytest.mark.parametrize(
     "draw",
     [
-        figures.block_picture,
-        figures.number_line_picture,
-        figures.rounding_picture,
-        figures.rules_picture,
-        figures.program_picture,
-        figures.packing_picture,
-        figures.scales_picture,
         figures.strip_picture,
         lambda: figures.code_picture(E4M3, 0x35),
         lambda: figures.code_picture(E2M1, 0),

@@ -9,6 +9,9 @@
 //     SEARCHES         who searches for a target: EVERY_THREAD of the block for its own element, EVERY_LANE of the
 //                      warp that takes the target, or LANE_0 of that warp, which tells the others
 //     ORDER            which elements the 32 lanes of a warp read at once (locate)
+//
+// nvcc -std=c++17 -arch=sm_90a -cubin -Itilelab/include -DDEPTH=128 -DCHUNK=64 -DTIMES=1024 -DSEARCHES=EVERY_LANE
+//      claims/audits/resample.cu
 #include "ptx.cuh"
 
 enum { EVERY_THREAD, EVERY_LANE, LANE_0 };

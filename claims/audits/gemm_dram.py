@@ -1,6 +1,6 @@
 """DRAM bytes of the field note's tiles, counted by the profiler, for claims about the share of bandwidth.
 
-`python -m ch14.gemm.lesson.audit` is what the profiler watches.
+`python -m claims.audits.gemm_dram` is what the profiler watches.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def count_bytes():
     cases = find_cases(here.target, here.sms)
     compile_cases(cases)
     rows = profiler.profile_launches(
-        [sys.executable, "-m", "ch14.gemm.lesson.audit"], [which for which, *_ in cases], METRICS
+        [sys.executable, "-m", "claims.audits.gemm_dram"], [which for which, *_ in cases], METRICS
     )
     return [
         {

@@ -1,7 +1,7 @@
 import pytest
 
 from ch14.attention.configs import HEAD_DIMS, estimate_clocks
-from ch14.attention.lesson import figures
+from ch14.attention.lesson import model
 
 
 def test_the_model_of_who_is_busy():
@@ -9,19 +9,10 @@ def test_the_model_of_who_is_busy():
     for d in HEAD_DIMS:
         cost = estimate_clocks(d)
         softmax = cost["exponential"] + cost["float32"]
-        shares = {step: figures.schedule(step, d, 64)[1] for step in ("lockstep", "roles", "overlap")}
+        shares = {step: model.schedule(step, d, 64)[1] for step in ("lockstep", "roles", "overlap")}
         assert shares["lockstep"] == pytest.approx(cost["products"] / (cost["products"] + softmax), abs=0.02)
         assert shares["roles"] == pytest.approx(min(1, cost["products"] / softmax), abs=0.02)
         assert shares["overlap"] >= shares["roles"]
         for step in shares:  # a unit does one thing at a time
-            spans = sorted((unit, begin, end) for unit, _, begin, end in figures.schedule(step, d)[0])
+            spans = sorted((unit, begin, end) for unit, _, begin, end in model.schedule(step, d)[0])
             assert all(a[0] != b[0] or a[2] <= b[1] for a, b in zip(spans, spans[1:]))
-
-
-def test_pictures_draw():
-    for picture in (
-        figures.blocks_picture(100, 300),
-        figures.blocks_picture(100, 300, causal=False),
-        figures.timeline_picture(),
-    ):
-        assert picture.axes[0].patches and len(picture.description) > 100

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from ch07.resample.lesson import audit
+from claims.audits import resample as audit
 from tilelab import emulator
 from tilelab.measure import profiler
 from tilelab.runtime import device
@@ -22,7 +22,7 @@ def candidates():
 def test_every_candidate_is_right(candidates):
     for name, (_, prepare) in candidates.items():
         if not audit._is_shuffled(name):
-            assert audit.find_fault(prepare, "cpu") == "", name
+            assert audit.exercises.find_fault(prepare, "cpu") == "", name
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_wrong_variant_fails(constants, change, monkeypatch, tmp_path):
     assert change[0] in text
     (tmp_path / "audit.cu").write_text(text.replace(*change))
     monkeypatch.setattr(audit, "SOURCE", tmp_path / "audit.cu")
-    assert audit.find_fault(audit.exercises.by_chunk(audit.find_variant(**constants)), "cpu")
+    assert audit.exercises.find_fault(audit.exercises.by_chunk(audit.find_variant(**constants)), "cpu")
 
 
 def test_rows_say_what_varies(candidates):
@@ -87,7 +87,7 @@ def test_counters_get_the_names_of_the_launches(candidates, monkeypatch):
     assert (
         "off" in options
         and ",".join(audit.METRICS.values()) in options
-        and command[-1] == "ch07.resample.lesson.audit"
+        and command[-1] == "claims.audits.resample"
     )
 
 

@@ -1,7 +1,7 @@
 """Measurements for claims of the field note on resampling: who searches, and which elements a warp reads at once.
 
-The lesson's versions differ in several things at once. The variants of audit.cu differ in one. All are timed in one
-comparison, and a second experiment counts what they read: `python -m ch07.resample.lesson.audit` is what the profiler watches.
+The lesson's versions differ in several things at once. The variants of resample.cu differ in one. All are timed in one
+comparison. A second experiment counts what they read: the profiler watches `python -m claims.audits.resample`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ METRICS = {
 
 
 def find_variant(**constants: str | int) -> cuda_magic.CudaKernel:
-    """Return a kernel of audit.cu, compiled with these -D constants and the lesson's DEPTH, TIMES and CHUNK."""
+    """Return a kernel of resample.cu, compiled with these -D constants and the lesson's DEPTH, TIMES and CHUNK."""
     named = {"DEPTH": exercises.DEPTH, "TIMES": exercises.TIMES, "CHUNK": exercises.CHUNK, **constants}
     kernels = cuda_magic.find_kernels(
         SOURCE.read_text(), [f"-D{key}={value}" for key, value in named.items()]
@@ -104,19 +104,6 @@ def make_candidates(sms: int) -> dict[str, tuple[dict, Callable]]:
     }
 
 
-def find_fault(prepare: Callable, where: str) -> str:
-    """Run a candidate on small problems on "cuda" or, in the emulator, on "cpu"; return "" or what is wrong."""
-    for shape in exercises.SMALL:
-        for odd in (False, shape[1] > 2):  # odd times: also targets in no order
-            *given, nan = exercises.make_inputs((*shape, exercises.DEPTH), where, odd)
-            out, buffer = lesson.make_guarded(nan.flatten())
-            prepare(*given, out.view(nan.shape))()
-            wrong = exercises.find_wrong(*given, out.view(nan.shape)).flatten()
-            if fault := lesson.find_fault(out, buffer, wrong):
-                return f"B, S, T = {', '.join(map(str, shape))}{', odd times' * odd}: {fault}"
-    return ""
-
-
 def source() -> str:
     """Return the hash of the variants and of the lesson's kernels."""
     cells = cuda_magic.notebook_kernels(NOTEBOOK)
@@ -130,7 +117,7 @@ def compare_searches():
     candidates = make_candidates(device.current().sms)
     # The last two kernels get their targets in no order when they are timed. The check covers that by its odd times.
     faults = {
-        name: find_fault(prepare, "cuda")
+        name: exercises.find_fault(prepare, "cuda")
         for name, (_, prepare) in candidates.items()
         if not _is_shuffled(name)
     }
@@ -158,7 +145,7 @@ def count_reads():
     """Count what every candidate reads and writes, by the profiler."""
     candidates = make_candidates(device.current().sms)
     rows = profiler.profile_launches(
-        [sys.executable, "-m", "ch07.resample.lesson.audit"], list(candidates), METRICS
+        [sys.executable, "-m", "claims.audits.resample"], list(candidates), METRICS
     )
     return [{**row, **candidates[row["name"]][0], "shape": list(EXAMPLE), "status": "ok"} for row in rows]
 
