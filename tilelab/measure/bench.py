@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,7 +20,6 @@ from dataclasses import dataclass
 
 import torch
 
-from tilelab import ROOT
 from tilelab.records import results
 from tilelab.runtime import device, provenance
 
@@ -271,25 +266,6 @@ def measure_call_us(launch: Callable[[], object], calls: int = 200) -> float:
         torch.cuda.synchronize()
         values.append((time.perf_counter() - begin) * 1e6)
     return statistics.median(values)
-
-
-def measure_first_launches(module: str) -> list[dict]:
-    """Run `python -m module` in two fresh processes, first with an empty cache of cubins, then with a filled one.
-
-    Return a row for each: the JSON object that the module prints, `cache`, and `process_s`, the seconds of the whole
-    process with its imports.
-    """
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        # NVRTC has a cache of its own, which would hide the time to compile.
-        env = {**os.environ, "TILES_CUBINS": f"{folder}/cubins", "CUDA_CACHE_PATH": f"{folder}/cuda"}
-        for cache in ("empty", "filled"):
-            begin = time.perf_counter()
-            done = subprocess.run(
-                [sys.executable, "-m", module], capture_output=True, text=True, cwd=ROOT, env=env, check=True
-            )
-            rows.append({"cache": cache, **json.loads(done.stdout), "process_s": time.perf_counter() - begin})
-    return rows
 
 
 @dataclass(frozen=True)
