@@ -13,7 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ch14 import attention
 from tilelab import ROOT
 from tilelab.cells import lesson, triton_cell
-from tilelab.emulator import gluon_emulator
+from tilelab.emulator import gluon as gluon_emulator
 from tilelab.measure import check as checks
 from tilelab.records import results
 from tilelab.runtime import device
