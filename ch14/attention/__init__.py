@@ -193,7 +193,15 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
         ) from error
 
 
-def bind(q, k, v, out, is_causal: bool, scale: float | None, config: AttentionConfig) -> tuple:
+def bind(
+    q: torch.Tensor,  # (B, H, S, D)
+    k: torch.Tensor,  # (B, HK, T, D)
+    v: torch.Tensor,  # (B, HK, T, D)
+    out: torch.Tensor,  # (B, H, S, D)
+    is_causal: bool,
+    scale: float | None,
+    config: AttentionConfig,
+) -> tuple[triton.JITFunction, tuple[int], dict, dict]:
     """Return the kernel of `config`, its grid, its arguments by name, and its constants with the compiler's options."""
     gluon, rows, (b, h, s, d) = config.kernel == "hopper", _query_rows(config), q.shape
     row_blocks = triton.cdiv(s, config.block_m)

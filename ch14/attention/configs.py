@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
-from tilelab.runtime import device
+from tilelab.runtime import device, spoken
 
 KERNELS = ("plain", "hopper")
 HEAD_DIMS = (64, 128)
@@ -55,10 +56,40 @@ class AttentionConfig:
         """Return whether this is the form of the hopper kernel with four warp groups, for heads of 64 features."""
         return self.kernel == "hopper" and self.block_m == 256
 
-    def __str__(self):
-        tile = f"{self.block_m},{self.block_n},{self.num_warps},{self.num_stages} {self.kernel}"
-        words = [" overlap" * self.overlap, " ping-pong" * self.ping_pong, " persistent" * self.persistent]
-        return tile + "".join(words)
+    @property
+    def name(self) -> str:
+        """Return the spoken name, such as "128×128 · 8 warps · 2 stages · hopper · overlap · persistent"."""
+        parts = [f"{self.block_m}×{self.block_n}", spoken.count(self.num_warps, "warps")]
+        parts += [spoken.count(self.num_stages, "stages"), self.kernel]
+        if self.overlap:
+            parts.append("overlap")
+        if self.ping_pong:
+            parts.append("ping-pong")
+        if self.persistent:
+            parts.append("persistent")
+        return spoken.SEPARATOR.join(parts)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+PHRASES = {
+    "block_m block_n": "{}×{}",
+    "num_warps": "{} warps",
+    "num_stages": "{} stages",
+    "overlap": "overlap",
+    "ping_pong": "ping-pong",
+    "persistent": "persistent",
+    "kernel": "{}",
+}
+
+
+def parse(text: str) -> AttentionConfig:
+    """Return the configuration with this name, also in the old spelling "128,128,8,2 hopper overlap"."""
+    if old := re.fullmatch(r"(\d+),(\d+),(\d+),(\d+)((?: [a-z-]+)*)", text):
+        tile = f"{old[1]}×{old[2]} · {old[3]} warps · {old[4]} stages"
+        text = tile + old[5].replace(" ", spoken.SEPARATOR)
+    return AttentionConfig(**spoken.read(text, PHRASES))
 
 
 def configs(d: int = 128) -> dict[str, AttentionConfig]:

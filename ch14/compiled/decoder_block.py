@@ -67,7 +67,7 @@ class TorchLinear(nn.Module):
         super().__init__()
         self.register_buffer("weight", weight)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., K) -> (..., N)
         return F.linear(x, self.weight)
 
 
@@ -78,7 +78,7 @@ class TilesLinear(TorchLinear):
         super().__init__(weight)
         self.multiply = (wgmma_gemm if device.current().has_wgmma else gemm).gemm
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., K) -> (..., N)
         return self.multiply(x.flatten(0, -2), self.weight.T).unflatten(0, x.shape[:-1])
 
 
@@ -110,17 +110,17 @@ class Fp8Linear(nn.Module):
         for name, tensor in zip(("values", "scales"), quantise_weight(weight)):
             self.register_buffer(name, tensor)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (..., K) -> (..., N)
         weight = self.values.T, self.scales.T
         return blockscaled.matmul(quantise_rows(x.flatten(0, -2)), weight).unflatten(0, x.shape[:-1])
 
 
-def attend_torch(q, k, v):
+def attend_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Return causal attention of q (B, H, S, D) over k and v (B, HK, S, D) by torch's SDPA."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
-def attend_tiles(q, k, v):
+def attend_tiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Return the same by torch.ops.tiles.attention."""
     return attention.attention(q, k, v, is_causal=True)
 
@@ -150,13 +150,13 @@ class DecoderBlock(nn.Module):
         for name, table in (("cos", angles.cos()), ("sin", angles.sin())):
             self.register_buffer(name, table.to(weights["qkv"]))
 
-    def rotate(self, x):
+    def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """Return x (B, S, H, D) with each pair (i, i + D / 2) turned by its token's angle."""
         first, second = x.chunk(2, -1)
         cos, sin = (table.narrow(0, 0, x.shape[1]) for table in (self.cos, self.sin))
         return x * cos + torch.cat((-second, first), -1) * sin
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, S, hidden) -> (B, S, hidden)
         sizes, queries, kv = self.sizes, self.sizes.heads, self.sizes.kv_heads
         heads = self.qkv(F.rms_norm(x, (sizes.hidden,), self.attention_norm, sizes.eps))
         turned, v = heads.unflatten(-1, (-1, sizes.head_dim)).split((queries + kv, kv), 2)

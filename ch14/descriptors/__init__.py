@@ -6,6 +6,7 @@ Source: Triton's tensor-descriptor API; PTX ISA, "Tensors", "tensormap.replace".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +33,12 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of el
 FLOATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def spec(op, x, y=None, index=None):
+def spec(
+    op: str,
+    x: torch.Tensor,  # (R, C), or of any shape to copy
+    y: torch.Tensor | None = None,  # as x, to add
+    index: torch.Tensor | None = None,  # (N), to gather
+) -> torch.Tensor:  # as x, or (N, C)
     """Return a copy of x ("copy"), x + y in float64 ("add"), or rows of x by index, zeros for no row ("gather")."""
     if op == "copy":
         return x.clone()
@@ -54,14 +60,14 @@ class TileLaunch(Launch):
     arguments: dict = field(default_factory=dict)
     options: dict = field(default_factory=dict)
 
-    def compile(self):
+    def compile(self) -> Any:
         """Return Triton's CompiledKernel, loaded, without a launch."""
         compiled = self.kernel.warmup(**self.arguments, **self.options, grid=(self.grid,))
         compiled._init_handles()
         return compiled
 
 
-def require_describable(name: str, tensor, block, written: bool) -> None:
+def require_describable(name: str, tensor: torch.Tensor, block: Sequence[int], written: bool) -> None:
     """Raise ValueError for what a tensor descriptor cannot express, or, if `tensor` is `written`, would overwrite."""
     size = tensor.element_size()
     require_rows(name, tensor if tensor.ndim == 2 else tensor.view(1, -1), UNIT)
@@ -120,7 +126,15 @@ def _check_operands(op, x, y, index, out, config) -> tuple[dict[str, torch.Tenso
     return tensors, out
 
 
-def prepare(op: str, x, *, y=None, index=None, out=None, config="best") -> TileLaunch:
+def prepare(
+    op: str,
+    x: torch.Tensor,  # (R, C), or of any shape where the tile is flat
+    *,
+    y: torch.Tensor | None = None,  # as x, to add
+    index: torch.Tensor | None = None,  # (N), int32, to gather
+    out: torch.Tensor | None = None,  # as x, or (N, C)
+    config: str | TileConfig = "best",
+) -> TileLaunch:
     """Return a Launch of out = x ("copy"), out = x + y ("add") or out[i] = x[index[i]] ("gather").
 
     x, y, out: tensors of one dtype and shape with contiguous rows, matrices unless the tile is flat. Copy and gather
@@ -179,9 +193,8 @@ def prepare(op: str, x, *, y=None, index=None, out=None, config="best") -> TileL
             launch.compile()
         except torch.AcceleratorError:
             raise
-        except (
-            Exception
-        ) as error:  # too large for shared memory or for the compiler: refused here, not at a launch
+        except Exception as error:
+            # It is too large for shared memory or for the compiler: refused here, and not at a launch.
             raise device.Unsupported(
                 f"{config} cannot run on {here.target}: {type(error).__name__}: "
                 f"{device.first_line(error)[:200]}."
@@ -189,16 +202,33 @@ def prepare(op: str, x, *, y=None, index=None, out=None, config="best") -> TileL
     return launch
 
 
-def copy(x, *, out=None, config="best"):
+def copy(
+    x: torch.Tensor,  # (R, C), or of any shape where the tile is flat
+    *,
+    out: torch.Tensor | None = None,  # as x
+    config: str | TileConfig = "best",
+) -> torch.Tensor:  # as x
     """Return a copy of x, bit for bit. Arguments and errors as for `prepare`."""
     return prepare("copy", x, out=out, config=config)()
 
 
-def add(x, y, *, out=None, config="best"):
+def add(
+    x: torch.Tensor,  # (R, C), or of any shape where the tile is flat
+    y: torch.Tensor,  # as x
+    *,
+    out: torch.Tensor | None = None,  # as x
+    config: str | TileConfig = "best",
+) -> torch.Tensor:  # as x
     """Return x + y, computed in float32 and rounded once. Arguments and errors as for `prepare`."""
     return prepare("add", x, y=y, out=out, config=config)()
 
 
-def gather(x, index, *, out=None, config="best"):
+def gather(
+    x: torch.Tensor,  # (R, C)
+    index: torch.Tensor,  # (N), int32
+    *,
+    out: torch.Tensor | None = None,  # (N, C)
+    config: str | TileConfig = "best",
+) -> torch.Tensor:  # (N, C)
     """Return x[index]: row i is row index[i] of x, or zeros. Arguments and errors as for `prepare`."""
     return prepare("gather", x, index=index, out=out, config=config)()

@@ -10,9 +10,8 @@ from tilelab.runtime.operands import choose_config, require_whole_numbers
 OPS = ("copy", "add", "gather")
 WAYS = ("host", "device", "pointers", "gather4")
 MAX_ELEMENTS = 1 << 20  # Triton's limit for a block
-UNIT = (
-    16  # bytes: a tensor map counts addresses and strides in this unit, and one thread loads one unit at once
-)
+# Bytes: a tensor map counts addresses and strides in this unit, and one thread loads one unit at once.
+UNIT = 16
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def configs(op: str | None = None) -> dict[str, TileConfig]:
     return VARIANTS[op]
 
 
-def choose_variant(op: str, config) -> TileConfig:
+def choose_variant(op: str, config: str | TileConfig) -> TileConfig:
     """Return the TileConfig that `config` (a variant's name, "best" or a TileConfig) means for `op`, or ValueError."""
     named = configs(op)
     config = choose_config(config, named, TileConfig, lambda: next(iter(named.values())))

@@ -16,6 +16,7 @@ kernel. In `*_pointers_kernel` no tile is described: each thread loads and store
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -310,7 +311,7 @@ KERNELS = {
 # ---- which kernel, and its arguments
 
 
-def find_kernel(op: str, config: TileConfig):
+def find_kernel(op: str, config: TileConfig) -> tuple[Any, list[str]]:
     """Return the kernel, and the names of its parameters."""
     kernel = KERNELS["rows" if op == "gather" else "tile" if config.block_m else "flat"][config.way]
     return kernel, list(inspect.signature(kernel.fn).parameters)
@@ -318,7 +319,7 @@ def find_kernel(op: str, config: TileConfig):
 
 def make_sizes(
     config: TileConfig, itemsize: int, rows: int, columns: int, rows_x: int, strides: dict[str, int]
-):
+) -> dict[str, int]:
     """Return the kernels' arguments besides tensors, by name, from the extents of the result and the tensors' strides.
 
     Flat tiles have one row. A vector is the largest power of two elements, up to 16 bytes, that divides all sizes.

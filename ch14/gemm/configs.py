@@ -98,11 +98,9 @@ class GemmConfig:
                 "group_m and programs_per_sm must be at least 1; they are "
                 f"{self.group_m} and {self.programs_per_sm}."
             )
-        if (
-            self.columns[0] // self.epilogue_subtile < 8
-        ):  # a row of a descriptor's box takes at least 16 bytes
+        if main // self.epilogue_subtile < 8:  # a row of a descriptor's box takes at least 16 bytes
             raise ValueError(
-                f"epilogue_subtile must leave at least 8 columns per part; it cuts {self.columns[0]} "
+                f"epilogue_subtile must leave at least 8 columns per part; it cuts {main} "
                 f"columns into {self.epilogue_subtile} parts."
             )
 
@@ -133,7 +131,7 @@ class GemmConfig:
         c_block = [self.block_m, main // self.epilogue_subtile]
         return [self.block_m, self.block_k], b_main, b_extra if extra else None, c_block
 
-    def constants(self, sms: int, b_k_major: bool) -> dict:
+    def constants(self, sms: int, b_k_major: bool) -> dict[str, Any]:
         """Return the kernel's constexpr arguments for a GPU with `sms` multiprocessors."""
         main, extra = self.columns
         values = dict(
@@ -327,9 +325,7 @@ def predict_us(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", 
 
     together, left = divmod(math.ceil(config.tiles(m, n) * config.splits / sms), resident)
     busy = together * resident * tile_us(resident) + left * tile_us(max(left, 1))
-    if (
-        config.kernel != "persistent" and resident == 1
-    ):  # no other program computes while this one fills its ring
+    if config.kernel != "persistent" and resident == 1:  # nobody computes while this program fills its ring
         busy += (together + left) * rates.latency_us
     # the first fill, the last store
     ends = rates.latency_us + config.block_m * config.block_n * 2 / rates.l2_bytes_per_us

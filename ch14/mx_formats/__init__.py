@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -44,7 +45,9 @@ _LARGEST = torch.finfo(torch.float32).max
 _MAX_GRID_Y = 32768  # rows beyond this many go into the third dimension of the grid
 
 
-def spec(operation: str, *args, **options):
+def spec(
+    operation: str, *args: torch.Tensor | BlockFormat | str | number_formats.Quantised, **options: Any
+) -> number_formats.Quantised | torch.Tensor:
     """Return what "quantise" makes of (matrix, BlockFormat, rule), or "dequantise" of a number_formats.Quantised.
 
     The arithmetic is in float32, one correctly rounded operation at a time, because a format defines every bit.
@@ -248,7 +251,7 @@ def _launch(out, config: MxConfig, *steps) -> KernelLaunch:
 
 
 def prepare_quantise(
-    x: torch.Tensor,
+    x: torch.Tensor,  # (R, C), bfloat16
     format: str | BlockFormat = "mxfp8_e4m3",
     *,
     rule: str = "floor",
@@ -368,7 +371,7 @@ def quantise_operator(x, format="mxfp8_e4m3", rule="floor", tiled=False, tensor_
 
 
 def quantise(
-    x: torch.Tensor,
+    x: torch.Tensor,  # (R, C), bfloat16
     format: str | BlockFormat = "mxfp8_e4m3",
     *,
     rule: str = "floor",
@@ -437,8 +440,11 @@ def dequantise_operator(values, scales, pair, format, columns, tiled=False, conf
 
 
 def dequantise(
-    packed: Packed, *, out: torch.Tensor | None = None, config: str | MxConfig = "best"
-) -> torch.Tensor:
+    packed: Packed,  # (R, C)
+    *,
+    out: torch.Tensor | None = None,  # (R, C), bfloat16
+    config: str | MxConfig = "best",
+) -> torch.Tensor:  # (R, C), bfloat16
     """Return the matrix that a Packed stands for, bfloat16 (R, C). See `prepare_dequantise`.
 
     Under torch.compile this is torch.ops.tiles.dequantise.
@@ -469,11 +475,11 @@ def dequantise(
 
 
 def prepare(
-    source: torch.Tensor | Packed,
-    *args,
-    out: torch.Tensor | Packed | None = None,
+    source: torch.Tensor | Packed,  # (R, C)
+    *args: Any,
+    out: torch.Tensor | Packed | None = None,  # (R, C)
     config: str | MxConfig = "best",
-    **options,
+    **options: Any,
 ) -> KernelLaunch:
     """Prepare `dequantise` if the source is a Packed, else `quantise`. The arguments are those operators' own."""
     prepare_operator = prepare_dequantise if isinstance(source, Packed) else prepare_quantise

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ch14.mx_formats.number_formats import BlockFormat, lookup
-from tilelab.runtime import operands
+from tilelab.runtime import operands, spoken
 
 FUSED = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4", "fp4_e8m0_16", "fp8_1x128")
 
@@ -31,12 +32,34 @@ class MxConfig:
             if not least <= value <= most or value & (value - 1):
                 raise ValueError(f"{name} must be a power of two from {least} to {most:,}; it is {value}.")
 
-    def __str__(self):
-        return (
-            f"{self.elements},{self.num_warps}"
-            + ("" if self.convert else ",arithmetic")
-            + ",saturate" * self.saturate
-        )
+    @property
+    def name(self) -> str:
+        """Return the spoken name, such as "4096 elements · 4 warps · saturate"."""
+        parts = [f"{self.elements} elements", spoken.count(self.num_warps, "warps")]
+        if not self.convert:
+            parts.append("arithmetic")
+        if self.saturate:
+            parts.append("saturate")
+        return spoken.SEPARATOR.join(parts)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+PHRASES = {
+    "elements": "{} elements",
+    "num_warps": "{} warps",
+    "arithmetic": "arithmetic",
+    "saturate": "saturate",
+}
+
+
+def parse(text: str) -> MxConfig:
+    """Return the configuration with this name, also in the old spelling "4096,4,saturate"."""
+    if old := re.fullmatch(r"(\d+),(\d+)((?:,[a-z]+)*)", text):
+        text = f"{old[1]} elements · {old[2]} warps" + old[3].replace(",", spoken.SEPARATOR)
+    fields = spoken.read(text, PHRASES)
+    return MxConfig(convert=not fields.pop("arithmetic", False), **fields)
 
 
 DEQUANTISE_CONFIG = MxConfig(2048)

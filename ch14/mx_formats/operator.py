@@ -5,6 +5,8 @@ An operator takes and returns tensors, so a Packed is passed as its `values`, `s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ch14.mx_formats.packing import Packed, empty
@@ -29,7 +31,7 @@ def _fake_dequantise(values, scales, pair, format, columns, tiled=False, config=
     return values.new_empty(values.shape[0], columns, dtype=torch.bfloat16)
 
 
-def register_quantise(run):
+def register_quantise(run: Callable) -> Callable:
     """Register a function of these arguments, which returns values, scales and pair; return the operator."""
     return operators.register(
         'quantise(Tensor x, str format="mxfp8_e4m3", str rule="floor", bool tiled=False, float? tensor_scale=None, '
@@ -40,7 +42,7 @@ def register_quantise(run):
     )
 
 
-def register_dequantise(run):
+def register_dequantise(run: Callable) -> Callable:
     """Register a function of these arguments and return the operator."""
     return operators.register(
         "dequantise(Tensor values, Tensor scales, Tensor? pair, str format, SymInt columns, bool tiled=False, "

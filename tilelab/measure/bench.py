@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,7 +20,6 @@ from dataclasses import dataclass
 
 import torch
 
-from tilelab import ROOT
 from tilelab.records import results
 from tilelab.runtime import device, provenance
 
@@ -145,7 +140,7 @@ def _first_reason(error: BaseException) -> str:
     return device.first_line(error)[:300]
 
 
-def make_input_sets(make_inputs) -> list[Sequence]:
+def make_input_sets(make_inputs: Callable[[], Sequence]) -> list[Sequence]:
     """Return enough sets of inputs, at most 32, that the first has left L2 before it is used again."""
     sets = [make_inputs()]
     size = sum(tensor.nbytes for tensor in sets[0] if isinstance(tensor, torch.Tensor))
@@ -157,7 +152,7 @@ def _calls_per_burst(call_ms: float, burst_ms: float) -> int:
     return max(2, min(400, math.ceil(burst_ms / call_ms)))
 
 
-def estimate_ms(launches) -> float:
+def estimate_ms(launches: Sequence[Callable[[], object]]) -> float:
     for launch in launches:
         launch()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -192,7 +187,7 @@ def _forbid_waiting():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def capture_burst(launches, calls: int) -> Callable[[], None]:
+def capture_burst(launches: Sequence[Callable[[], object]], calls: int) -> Callable[[], None]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -271,25 +266,6 @@ def measure_call_us(launch: Callable[[], object], calls: int = 200) -> float:
         torch.cuda.synchronize()
         values.append((time.perf_counter() - begin) * 1e6)
     return statistics.median(values)
-
-
-def measure_first_launches(module: str) -> list[dict]:
-    """Run `python -m module` in two fresh processes, first with an empty cache of cubins, then with a filled one.
-
-    Return a row for each: the JSON object that the module prints, `cache`, and `process_s`, the seconds of the whole
-    process with its imports.
-    """
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        # NVRTC has a cache of its own, which would hide the time to compile.
-        env = {**os.environ, "TILES_CUBINS": f"{folder}/cubins", "CUDA_CACHE_PATH": f"{folder}/cuda"}
-        for cache in ("empty", "filled"):
-            begin = time.perf_counter()
-            done = subprocess.run(
-                [sys.executable, "-m", module], capture_output=True, text=True, cwd=ROOT, env=env, check=True
-            )
-            rows.append({"cache": cache, **json.loads(done.stdout), "process_s": time.perf_counter() - begin})
-    return rows
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import functools
 import json
 import pathlib
 import tempfile
-import time
 
 import torch
 
@@ -17,7 +16,7 @@ from ch07 import bulk_copy
 from ch07.bulk_copy import CONFIGS, ELEMENTS, OPS, SOURCE, BulkConfig, configs
 from tilelab.measure import bench, check
 from tilelab.records import results
-from tilelab.runtime import build, cuda, device, provenance
+from tilelab.runtime import build, device, provenance
 
 MEASURED_CODE = (bulk_copy, SOURCE.with_name("configs.py"), SOURCE)
 PEER = {"copy": "torch copy_", "axpy": "torch add"}
@@ -118,19 +117,6 @@ def summarize(rows: list[dict]) -> dict:
     return {**worst, "cases": len(rows), "ulps": max(row["ulps"] or 0 for row in rows)}
 
 
-@results.experiment("ch07_bulk_hello", source)
-def run_copy_kernel(source_code: str, name: str, block_bytes: int, options=()):
-    """Compile and run a reader's own copy kernel (x, out), one block per `block_bytes` of 1 MiB, and compare bits."""
-    x = make_random(1 << 20, torch.uint8)
-    out = ~x
-    blocks = x.numel() // block_bytes
-    cubin = cuda.compile_cubin(source_code, device.current().target, f"{name}.cu", options)
-    cuda.launch(cuda.load_cubin(cubin, name), blocks, 32, [x, out])
-    torch.cuda.synchronize()
-    wrong = int((x != out).sum())
-    return [{"bytes": x.numel(), "blocks": blocks, "wrong": wrong, "status": "wrong" if wrong else "ok"}]
-
-
 # ---- speed
 
 
@@ -187,32 +173,6 @@ def measure_fronts():
     """Time `front_configs` against torch's copy."""
     _compile((config, "u8") for config in front_configs().values())
     return compare_with_torch("copy", front_configs())
-
-
-def time_first_kernel() -> dict:
-    """Return the seconds of each part from source to a verified result, in this process, with nothing compiled yet."""
-
-    def measure(run):
-        begin = time.perf_counter()
-        result = run()
-        torch.cuda.synchronize()
-        return result, time.perf_counter() - begin
-
-    x, gpu_starts_s = measure(lambda: make_random(1 << 20, torch.uint8))
-    out, compile_load_launch_s = measure(lambda: bulk_copy.copy(x))
-    right, compare_s = measure(lambda: torch.equal(out, x))
-    return {
-        "gpu_starts_s": gpu_starts_s,
-        "compile_load_launch_s": compile_load_launch_s,
-        "compare_s": compare_s,
-        "status": "ok" if right else "wrong",
-    }
-
-
-@results.experiment("ch07_bulk_first", source)
-def measure_first_kernel():
-    """Run `time_first_kernel` in fresh processes."""
-    return bench.measure_first_launches("ch07.bulk_copy.lesson.experiments")
 
 
 # ---- rings that lack a line
@@ -305,7 +265,3 @@ def compile_for_targets(variants=CONFIGS, targets=device.TARGETS[1:]) -> list[di
         {"op": op, **report.row(), "name": name, "config": str(config)}
         for (op, name, config, _), report in zip(cases, reports)
     ]
-
-
-if __name__ == "__main__":
-    print(json.dumps(time_first_kernel()))

@@ -44,7 +44,7 @@ class AttentionSpace(Space):
     presets = {"the grid": grid, "the ladder": lambda _: list(configs().values())}
     axes = {
         "tile": lambda c: f"{c.block_m}×{c.block_n}, {c.num_warps} warps",
-        "stages, kernel": lambda c: str(c).split(",")[3].replace("hopper ", ""),
+        "stages, kernel": lambda c: str(c).split(" · ", 2)[2].replace("hopper · ", ""),
         "stages": lambda c: f"{c.num_stages} stages",
         "kernel": lambda c: c.kernel,
     }

@@ -6,6 +6,7 @@ Source: Triton's tensor-descriptor API.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -80,7 +81,11 @@ def copy_tma_kernel(source, destination, BLOCK_M: tl.constexpr, BLOCK_N: tl.cons
     destination.store([row, column], source.load([row, column]))
 
 
-def prepare_copy(source, destination, config: CopyConfig):
+def prepare_copy(
+    source: torch.Tensor,  # (M, N)
+    destination: torch.Tensor,  # (M, N)
+    config: CopyConfig,
+) -> Callable[[], None]:
     """Return a function that copies `source` to `destination`, two (M, N) matrices of one of DTYPES.
 
     Raises ValueError for what a descriptor cannot take (rows that are not contiguous, or not whole 16 bytes), for
@@ -122,7 +127,11 @@ def prepare_copy(source, destination, config: CopyConfig):
     return launch
 
 
-def copy_tma(source, destination, config: CopyConfig | None = None):
+def copy_tma(
+    source: torch.Tensor,  # (M, N)
+    destination: torch.Tensor,  # (M, N)
+    config: CopyConfig | None = None,
+) -> torch.Tensor:  # (M, N)
     """Copy `source` to `destination` and return it. Arguments and errors as for `prepare_copy`."""
     prepare_copy(source, destination, config or SETS["course"][0])()
     return destination

@@ -225,22 +225,21 @@ def test_vectors_has_room_for_every_problem_and_targets_for_all_threads():
     assert samples == {2048: 0, 4096: 8, 4097: 16}
 
 
-@pytest.mark.parametrize(
-    "sources, times, sample", [(4096, 256, 16), (4097, 512, 16), (5, 2, 16), (1 << 20, 0, 1)]
-)
-def test_a_sample_of_the_times_is_a_power_of_two(sources, times, sample):
-    values = dataclasses.replace(CONFIG, sample=16).constants(torch.float16, (1, sources, 100, 8))
-    assert (values["TIMES"], values["SAMPLE"]) == (times, sample)
-
-
 CONFIG = ResampleConfig("vectors", 256, 64)
 
 
 @pytest.mark.parametrize(
-    "sources, times", [(1, 2), (2, 2), (3, 4), (64, 64), (65, 128), (2048, 2048), (2049, 0)]
+    "sample, cases",
+    [
+        (0, [(1, 2, 1), (2, 2, 1), (3, 4, 1), (64, 64, 1), (65, 128, 1), (2048, 2048, 1), (2049, 0, 1)]),
+        (16, [(4096, 256, 16), (4097, 512, 16), (5, 2, 16), (1 << 20, 0, 1)]),
+    ],
 )
-def test_times_have_room_for_a_search_of_whole_powers_of_two(sources, times):
-    assert CONFIG.constants(torch.float16, (1, sources, 100, 8))["TIMES"] == times
+def test_times_have_room_for_a_search_of_whole_powers_of_two(sample, cases):
+    config = dataclasses.replace(CONFIG, sample=sample)
+    for sources, times, found in cases:
+        values = config.constants(torch.float16, (1, sources, 100, 8))
+        assert (values["TIMES"], values["SAMPLE"]) == (times, found), sources
 
 
 def test_a_thread_moves_what_divides_a_row():
@@ -291,16 +290,14 @@ def test_spec_is_numpy_s_interpolation(sources, dtype):
     assert (found - by_numpy(features, times, targets)).abs().max() <= 1e-12
 
 
-def test_spec_of_equal_source_times():
-    features = torch.arange(1.0, 7).view(1, 6, 1)
-    times, targets = torch.tensor([[0.0, 0.0, 1, 1, 1, 2]]), torch.tensor([[-1.0, 0, 0.5, 1, 1.5, 2, 3]])
-    assert resample.spec(features, times, targets).flatten().tolist() == [1, 2, 2.5, 5, 5.5, 6, 6]
-    assert torch.equal(resample.spec(features, times, targets), by_numpy(features, times, targets))
-
-
-def test_spec_where_the_last_source_times_are_equal():
-    features, times = torch.arange(1.0, 5).view(1, 4, 1), torch.tensor([[0.0, 1, 2, 2]])
-    targets = torch.tensor([[1.5, 2.0, 2.5]])
+@pytest.mark.parametrize(
+    "times, expected",
+    [([0, 0, 1, 1, 1, 2], [1, 2, 2.5, 5, 5.5, 6, 6]), ([0, 1, 2, 2], [1, 1, 1.5, 2, 2.5, 4, 4])],
+)
+def test_spec_of_equal_source_times(times, expected):
+    features, times = torch.arange(1.0, 1 + len(times)).view(1, -1, 1), torch.tensor([times]).float()
+    targets = torch.tensor([[-1.0, 0, 0.5, 1, 1.5, 2, 3]])
+    assert resample.spec(features, times, targets).flatten().tolist() == expected
     assert torch.equal(resample.spec(features, times, targets), by_numpy(features, times, targets))
 
 

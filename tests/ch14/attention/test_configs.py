@@ -3,7 +3,7 @@
 import pytest
 
 from ch14.attention import AttentionConfig, configs
-from ch14.attention.configs import HEAD_DIMS, best_config, estimate_balance, estimate_clocks, rejection
+from ch14.attention.configs import HEAD_DIMS, best_config, estimate_balance, estimate_clocks, parse, rejection
 from ch14.attention.lesson import experiments
 from tilelab.runtime import device
 
@@ -25,6 +25,15 @@ from tilelab.runtime import device
 def test_bad_configurations_get_one_sentence(changes, message):
     with pytest.raises(ValueError, match=message):
         AttentionConfig(**changes)
+
+
+def test_a_name_is_read_back_in_both_spellings():
+    name = "128×128 · 8 warps · 2 stages · hopper · overlap · persistent"
+    assert str(configs(128)["persistent"]) == name
+    assert parse("128,128,8,2 hopper overlap persistent") == parse(name) == configs(128)["persistent"]
+    assert all(parse(str(config)) == config for d in HEAD_DIMS for config in configs(d).values())
+    with pytest.raises(ValueError, match="fast"):
+        parse("128×128 · 8 warps · fast")
 
 
 def test_the_choice_can_run_where_it_is_made_for(monkeypatch):

@@ -47,43 +47,26 @@ def test_bandwidth_counts_each_matrix_once():
         fp8["gbps"] == pytest.approx((128 * 512 + 256 * 512 + 128 * 256 * 2) / 1e6)
         and "floor_percent" not in fp8
     )
-    assert experiments.add_bandwidth({"shape": [1, 1, 1], "dtype": "bf16", "status": "rejected"}, "") == {
-        "shape": [1, 1, 1],
-        "dtype": "bf16",
-        "status": "rejected",
-    }
+    rejected = {"shape": [1, 1, 1], "dtype": "bf16", "status": "rejected"}
+    assert experiments.add_bandwidth(rejected, "") == rejected
 
 
 def test_a_timed_row_shows_its_bandwidth(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200"))
-    row = {
-        "kernel": "k",
-        "status": "ok",
-        "shape": [4096, 4096, 4096],
-        "dtype": "bf16",
-        "ms": 0.2,
-        "tflops": 687.0,
-        "ratio": 1.0,
-        "error": 1e-3,
-        "peer_error": 1e-3,
-    }
+    timed = {"ms": 0.2, "tflops": 687.0, "ratio": 1.0, "error": 1e-3, "peer_error": 1e-3}
+    row = {"kernel": "k", "status": "ok", "shape": [4096] * 3, "dtype": "bf16", **timed}
     assert "503 GB/s (10 % of the datasheet's)" in command.format_row(row)
 
 
 @pytest.mark.parametrize(
     "statuses, status",
-    [
-        (["ok", "wrong"], 1),
-        (["rejected", "wrong"], 1),
-        (["ok", "rejected", "failed"], 0),
-        (["rejected", "failed"], 2),
-    ],
+    [("ok wrong", 1), ("rejected wrong", 1), ("ok rejected failed", 0), ("rejected failed", 2)],
 )
 def test_a_wrong_result_is_status_one_and_no_result_is_two(monkeypatch, capsys, statuses, status):
     """Configurations of a set that cannot run are part of the answer; a wrong result never is."""
     rows = [
         {"kernel": "a tile", "status": each, "reason": each, "registers": 0, "smem": 0, "spills": 0}
-        for each in statuses
+        for each in statuses.split()
     ]
     monkeypatch.setattr(Sweep, "__iter__", lambda self: iter(rows))
     monkeypatch.setattr(Sweep, "finish", lambda self: rows)

@@ -117,25 +117,16 @@ def test_bad_matrix_is_one_sentence(change, message):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (
-            {"out": torch.empty(64, 32, dtype=torch.float16, device=WHERE)},
-            "out must be 64 x 64; it is 64 x 32",
-        ),
-        ({"out": torch.empty(64, 64, device=WHERE)}, "out must be float16; it is float32"),
-        ({"out": torch.empty(64, 64, dtype=torch.float16, device=WHERE).T}, "out must be stored row by row"),
-        ({"out": torch.empty(64, dtype=torch.float16, device=WHERE)}, "out must be 64 x 64; it is 64"),
+        ({"out": random(64, 32)}, "out must be 64 x 64; it is 64 x 32"),
+        ({"out": random(64, 64).float()}, "out must be float16; it is float32"),
+        ({"out": random(64, 64).T}, "out must be stored row by row"),
+        ({"out": random(64)}, "out must be 64 x 64; it is 64"),
         (
             {"scale_a": torch.ones((), device=WHERE)},
-            "scale_a must be one value, for float8 inputs; it has 1, for fp16",
+            "scale_a must be one value, for float8 .*; it has 1, for fp16",
         ),
-        (
-            {"out": random(64, 72)[:, 4:68]},
-            "out must start at a multiple of 16 bytes; it starts 8 bytes past one",
-        ),
-        (
-            {"out": random(64, 68)[:, :64]},
-            "a row of out must take a multiple of 16 bytes; its stride is 136 bytes",
-        ),
+        ({"out": random(64, 72)[:, 4:68]}, "out must start at .* 16 bytes; it starts 8 bytes past one"),
+        ({"out": random(64, 68)[:, :64]}, "a row of out must take .* 16 bytes; its stride is 136"),
         (
             {"out": random(4096).as_strided((64, 64), (8, 1))},
             "the rows of out overlap .stride 8 for 64 elements",

@@ -1,5 +1,6 @@
 """The exercises' checks: the solutions pass, and each planted wrong answer fails with the rule that it breaks."""
 
+import planted
 import pytest
 
 from ch07.bulk_copy.lesson import exercises
@@ -12,10 +13,7 @@ SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch07_bulk_cop
 
 
 def answer(kernel, change=("", "")):
-    """Return a solution in which one line is changed."""
-    assert change[0] in SOLUTIONS[kernel].source
-    found = cuda_magic.find_kernels(SOLUTIONS[kernel].source.replace(*change), SOLUTIONS[kernel].options)
-    return found[kernel]
+    return planted.answer(SOLUTIONS, kernel, change)[kernel]
 
 
 @pytest.mark.parametrize(

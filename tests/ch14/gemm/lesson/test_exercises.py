@@ -11,6 +11,12 @@ from tilelab.cells import lesson, triton_cell
 NOTEBOOKS = ROOT / "notebooks"
 VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_gemm.ipynb")
 SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_gemm.ipynb")
+ANSWERS = {
+    "Exercise 2": "mended_pointers",
+    "Exercise 3": "my_gemm",
+    "Exercise 4": "my_coordinates",
+    "Exercise 5": "my_persistent",
+}
 pytestmark = pytest.mark.compile
 
 
@@ -68,106 +74,58 @@ def test_a_wrong_version_fails(name, change):
 
 def test_the_solutions_pass():
     exercises.check_fit(*define(SOLUTIONS, "prepare_persistent"), {"num_stages": 3, "epilogue_subtile": 2})
-    exercises.check_masks(*define(SOLUTIONS, "mended_pointers"))
-    exercises.check_loop(*define(SOLUTIONS, "my_gemm"))
-    exercises.check_raster(*define(SOLUTIONS, "my_coordinates"))
-    exercises.check_persistent(*define(SOLUTIONS, "my_persistent"))
+    for exercise, name in ANSWERS.items():
+        exercises.CHECKS[exercise](*define(SOLUTIONS, name))
 
 
 @pytest.mark.planted
 @pytest.mark.parametrize(
-    "options, reason",
+    "num_stages, epilogue_subtile, reason",
     [
-        ({"num_stages": 3, "epilogue_subtile": 1}, "1 program per SM"),
-        ({"num_stages": 2, "epilogue_subtile": 1}, "three stages"),
-        ({"num_stages": 4, "epilogue_subtile": 2}, "1 program per SM"),
-        ({"num_stages": 3, "epilogue_subtile": 4}, "fewer parts"),
-        ({"num_stages": 9, "epilogue_subtile": 2}, "shared memory"),
+        (3, 1, "1 program per SM"),
+        (2, 1, "three stages"),
+        (4, 2, "1 program per SM"),
+        (3, 4, "fewer parts"),
+        (9, 2, "shared memory"),
     ],
 )
-def test_a_wrong_choice_fails(options, reason):
+def test_a_wrong_choice_fails(num_stages, epilogue_subtile, reason):
+    options = {"num_stages": num_stages, "epilogue_subtile": epilogue_subtile}
     with pytest.raises(AssertionError, match=reason):
         exercises.check_fit(*define(VERSIONS, "prepare_persistent"), options)
 
 
-@pytest.mark.planted
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("tl.cdiv(N, BLOCK_N)", "N // BLOCK_N"),
-        ("(rows[:, None] < M) & (at[None, :] < K)", "rows[:, None] < M"),
-        ("(at[None, :] < K), other=0)", "(at[None, :] <= K), other=0)"),
-    ],
-)
-def test_masks_that_are_not_mended_fail(change):
-    with pytest.raises(AssertionError):
-        exercises.check_masks(*define(SOLUTIONS, "mended_pointers", change=change))
+ACC = "        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k"
+ONCE = "        if tile_id == tl.program_id(0):\n            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k"
+RASTER = "within // columns, first_n + within % columns"
 
 
 @pytest.mark.planted
 @pytest.mark.parametrize(
-    "change",
+    "exercise, change, reason",
     [
-        ("a_desc.load([k, m]).T", "a_desc.load([m, k]).T"),
-        (", acc)", ")"),
-        ("range(0, K, BLOCK_K)", "range(0, K - BLOCK_K, BLOCK_K)"),
-        ("[m, n], acc", "[n, m], acc"),
+        ("Exercise 2", ("tl.cdiv(N, BLOCK_N)", "N // BLOCK_N"), ""),
+        ("Exercise 2", ("(rows[:, None] < M) & (at[None, :] < K)", "rows[:, None] < M"), ""),
+        ("Exercise 2", ("(at[None, :] < K), other=0)", "(at[None, :] <= K), other=0)"), ""),
+        ("Exercise 3", ("a_desc.load([k, m]).T", "a_desc.load([m, k]).T"), ""),
+        ("Exercise 3", (", acc)", ")"), ""),
+        ("Exercise 3", ("range(0, K, BLOCK_K)", "range(0, K - BLOCK_K, BLOCK_K)"), ""),
+        ("Exercise 3", ("[m, n], acc", "[n, m], acc"), ""),
+        ("Exercise 4", ("min(tiles_n - first_n, GROUP_N)", "GROUP_N"), "nobody computes"),
+        ("Exercise 4", (RASTER, "tile_id // tiles_n, tile_id % tiles_n"), "first group"),
+        ("Exercise 4", (RASTER, "within % tiles_m, first_n + within // tiles_m"), "share row 0"),
+        ("Exercise 5", ("tiles_n, PROGRAMS)", "tiles_n - 1, PROGRAMS)"), ""),
+        ("Exercise 5", ("tl.program_id(0), tl.cdiv", "0, tl.cdiv"), ""),
+        ("Exercise 5", (ACC, ONCE), ""),
+        ("Exercise 5", ("tile_id // tiles_n * BLOCK_M", "tl.program_id(0) // tiles_n * BLOCK_M"), ""),
     ],
 )
-def test_a_wrong_loop_fails(change):
-    with pytest.raises(AssertionError):
-        exercises.check_loop(*define(SOLUTIONS, "my_gemm", change=change))
-
-
-@pytest.mark.planted
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        (("min(tiles_n - first_n, GROUP_N)", "GROUP_N"), "nobody computes"),
-        (
-            ("within // columns, first_n + within % columns", "tile_id // tiles_n, tile_id % tiles_n"),
-            "first group",
-        ),
-        (
-            (
-                "within // columns, first_n + within % columns",
-                "within % tiles_m, first_n + within // tiles_m",
-            ),
-            "share row 0",
-        ),
-    ],
-)
-def test_a_wrong_raster_fails(change, reason):
+def test_a_wrong_answer_fails(exercise, change, reason):
     with pytest.raises(AssertionError, match=reason):
-        exercises.check_raster(*define(SOLUTIONS, "my_coordinates", change=change))
+        exercises.CHECKS[exercise](*define(SOLUTIONS, ANSWERS[exercise], change=change))
 
 
-@pytest.mark.planted
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("tiles_n, PROGRAMS)", "tiles_n - 1, PROGRAMS)"),
-        ("tl.program_id(0), tl.cdiv", "0, tl.cdiv"),
-        (
-            "        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k",
-            "        if tile_id == tl.program_id(0):\n            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k",
-        ),
-        ("tile_id // tiles_n * BLOCK_M", "tl.program_id(0) // tiles_n * BLOCK_M"),
-    ],
-)
-def test_a_wrong_persistent_loop_fails(change):
-    with pytest.raises(AssertionError):
-        exercises.check_persistent(*define(SOLUTIONS, "my_persistent", change=change))
-
-
-@pytest.mark.parametrize(
-    "check, name",
-    [
-        (exercises.check_loop, "my_gemm"),
-        (exercises.check_raster, "my_coordinates"),
-        (exercises.check_persistent, "my_persistent"),
-    ],
-)
-def test_a_stub_is_not_solved_yet(check, name):
+@pytest.mark.parametrize("exercise", ["Exercise 3", "Exercise 4", "Exercise 5"])
+def test_a_stub_is_not_solved_yet(exercise):
     with pytest.raises(NotImplementedError):
-        check(*define(VERSIONS, name))
+        exercises.CHECKS[exercise](*define(VERSIONS, ANSWERS[exercise]))
