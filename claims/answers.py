@@ -1,16 +1,17 @@
 """The figures in the README's column of measured findings and two tables of docs/operators.md, from the records.
 
-The words of the findings are written by hand. `python -m claims --write` writes the figures that stand for #.## in
-them.
+The words of the findings are written by hand in answers.toml. `python -m claims --write` writes the figures that stand
+for #.## in them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+import tomllib
+from collections.abc import Iterable
+from typing import Any
 
 from ch07.resample import BEST
-from ch10.tile_pipeline.lesson.experiments import LARGE
 from ch14 import mx_formats
 from ch14.blockscaled.lesson import note_attempts
 from claims import trial
@@ -29,121 +30,70 @@ PEERS = (
 )
 PLACE = re.compile(r"\+?#(?:\.#+)?")
 FIGURE = r"[+-]?\d+(?:\.\d+)?"
+ANSWERS = tomllib.loads((ROOT / "claims" / "answers.toml").read_text(encoding="utf-8"))
 
 
-def get_ratios(rows: Iterable[dict]) -> list[float]:
-    return [row["ratio"] for row in rows]
-
-
-def mean_ratio(rows: Iterable[dict]) -> float:
-    return geometric_mean(get_ratios(rows))
-
-
-def mean_model_ratio(rows: Iterable[dict]) -> float:
-    return geometric_mean(row["model_ratio"] for row in rows)
-
-
-def bulk_copies(evidence):
-    rows = evidence("ch07_bulk_speed", op="copy")
-    return [max(get_ratios(row for row in rows if ("bulk" in row["name"]) == tma)) for tma in (False, True)]
-
-
-def resampling(evidence):
-    ladder = {row["name"]: row["ratio"] for row in evidence("ch07_resample_ladder") if row["shape"][3] == 128}
-    return ladder[BEST], ladder["bulk_rows"]
-
-
-def host_descriptors(evidence):
-    return [
-        max(get_ratios(row for row in evidence("ch14_descriptors_speed", op="copy") if "host" in row["name"]))
+def read_figure(
+    evidence: Evidence,
+    record: str,
+    rows: dict[str, Any] | None = None,
+    named: str = "",
+    unnamed: str | None = None,
+    field: str = "ratio",
+    of: str = "largest",
+    unit: float = 1,
+) -> float:
+    """Return one figure of a record, as `answers.toml` describes it."""
+    chosen = [
+        row
+        for row in evidence(record, **rows or {})
+        if named in row.get("name", "") and (unnamed is None or unnamed not in row["name"])
     ]
+    if of == "count":
+        return len(chosen)
+    values = [row[field] for row in chosen if field in row]
+    return {"largest": max, "mean": geometric_mean}[of](values) / unit
 
 
-def compile_failures(evidence):
-    rows = evidence("ch14_bug_hunt_loop")
-    return sum(row["outcome"] == "fails" for row in rows), len(rows)
+def compare_resampling(evidence: Evidence) -> list[float]:
+    """Return the speed of resampling by plain loads and by TMA at D = 128, over torch's copy."""
+    ladder = {row["name"]: row["ratio"] for row in evidence("ch07_resample_ladder") if row["shape"][3] == 128}
+    return [ladder[BEST], ladder["bulk_rows"]]
 
 
-def quantising(evidence):
+def compare_with_autotune(evidence: Evidence) -> list[float]:
+    """Return the time of the sweep over that of triton.autotune."""
+    sweep, autotune = evidence("sweep_race")
+    return [sweep["seconds"] / autotune["seconds"]]
+
+
+def compare_quantising(evidence: Evidence) -> list[float]:
+    """Return the speed at which the fastest kernel writes MXFP8 and NVFP4, over torch's copy."""
     rows = evidence("ch14_mx_formats_speed")
     return [
-        max(
-            get_ratios(
-                row for row in rows if row["format"] == name and row["what"] in mx_formats.configs(name)
-            )
-        )
+        max(row["ratio"] for row in rows if row["format"] == name and row["what"] in mx_formats.configs(name))
         for name in ("mxfp8_e4m3", "nvfp4")
     ]
 
 
-def changed_kernels(evidence):
+def count_changed_kernels(evidence: Evidence) -> list[int]:
+    """Return how many kernels the two attempts of a note change, and how many they concern."""
     same = [row["verdict"] == "the same kernel" for row in note_attempts.accumulator_rows()]
     same += [row["same kernel"] for row in note_attempts.stage_rows()]
-    return len(same) - sum(same), len(same)
+    return [len(same) - sum(same), len(same)]
 
 
-def judged_claims(evidence):
+def count_claims(evidence: Evidence) -> list[int]:
+    """Return how many claims hold, how many there are, and how many hold with a condition."""
     hold, conditional, fail, missing = count_outcomes(trial.judge_all())
-    return hold + conditional, hold + conditional + fail + missing, conditional
+    return [hold + conditional, hold + conditional + fail + missing, conditional]
 
 
-# (notebook, words, function of the evidence that returns the figures). The README's line about the notebook must hold
-# the words: # stands for a whole number, #.# for one with a digit after the point, +#.# for one with its sign.
-ANSWERS: list[tuple[str, str, Callable[[Evidence], Iterable[float]]]] = [
-    ("00_start", "A copy reaches #.# TB/s", lambda evidence: [evidence("ceilings")[0]["gbps"] / 1e3]),
-    ("ch07_bulk_copy", "Plain loads copy at #.## × torch's speed, TMA at #.## ×", bulk_copies),
-    ("ch07_resample", "Plain loads reach #.## of a copy's bandwidth, TMA #.##", resampling),
-    (
-        "ch10_tile_pipeline",
-        "A transpose of 16,384 × 8,192 floats runs at #.## × torch's copy",
-        lambda evidence: [max(get_ratios(evidence("ch10_tile_speed", op="transpose", shape=list(LARGE))))],
-    ),
-    (
-        "ch10_wgmma_gemm",
-        "Tuned, it runs at #.## × cuBLAS on # layer shapes of language models, untuned at #.## ×",
-        lambda evidence: [
-            mean_ratio(evidence("ch10_gemm_layers")),
-            len(evidence("ch10_gemm_layers")),
-            mean_model_ratio(evidence("ch10_gemm_layers")),
-        ],
-    ),
-    ("ch14_descriptors", "A copy by descriptor runs at #.## × torch's", host_descriptors),
-    (
-        "ch14_gemm",
-        "Tuned, it runs at #.## × cuBLAS on the same shapes, untuned at #.## ×",
-        lambda evidence: [
-            mean_ratio(evidence("ch14_gemm_layers")),
-            mean_model_ratio(evidence("ch14_gemm_layers")),
-        ],
-    ),
-    (
-        "ch14_sweep",
-        "The sweep takes #.# of `triton.autotune`'s time",
-        lambda evidence: [evidence("sweep_race")[0]["seconds"] / evidence("sweep_race")[1]["seconds"]],
-    ),
-    ("ch14_bug_hunt", "# of # builds fail", compile_failures),
-    (
-        "ch14_compiled",
-        "A decoder block in fp8 runs at #.## × eager bf16; `torch.compile` in bf16 at #.## ×",
-        lambda evidence: [
-            get_ratios(evidence("ch14_compiled_decoder", name=name, tokens=4096))[0]
-            for name in ("course fp8", "torch.compile")
-        ],
-    ),
-    (
-        "ch14_attention",
-        "At 8,192 tokens (4 × 16 heads of 128, no mask) the kernel runs at #.## × cuDNN",
-        lambda evidence: get_ratios(evidence("ch14_attention_ladder", name="persistent", causal=False)),
-    ),
-    ("ch14_mx_formats", "MXFP8 is written at #.## × a copy's speed, NVFP4 at #.## ×", quantising),
-    (
-        "ch14_blockscaled",
-        "At 4,096 tokens or more, fp8 with block scales runs at #.## × torch's `scaled_mm`",
-        lambda evidence: [mean_ratio(evidence("ch14_blockscaled_fp8", name="course"))],
-    ),
-    ("ch14_blackwell_plan", "Two attempts change # of # kernels", changed_kernels),
-    ("claims", "# of # claims hold, # of them with a condition", judged_claims),
-]
+def find_figures(evidence: Evidence, answer: dict[str, Any]) -> list[float]:
+    """Return the figures of an answer."""
+    if "rule" in answer:
+        return globals()[answer["rule"]](evidence)
+    return [read_figure(evidence, **figure) for figure in answer["figures"]]
 
 
 def rewrite_figures(readme: str) -> str:
@@ -151,7 +101,8 @@ def rewrite_figures(readme: str) -> str:
 
     ValueError if a line of the README lacks its words, or a record lacks a figure.
     """
-    for notebook, words, figures in ANSWERS:
+    for notebook, answer in ANSWERS.items():
+        words = answer["words"]
         start = readme.find(f"(notebooks/{notebook}.ipynb) |")
         end = readme.find("\n", start)
         found = re.search(FIGURE.join(map(re.escape, PLACE.split(words))), readme[start:end])
@@ -162,7 +113,7 @@ def rewrite_figures(readme: str) -> str:
         evidence = Evidence()
         try:
             with evidence.explain_errors(f"the answer of {notebook}, {words!r},"):
-                new = fill_in(words, figures(evidence))
+                new = fill_in(words, find_figures(evidence, answer))
         except FileNotFoundError:
             continue
         readme = readme[:start] + readme[start:end].replace(found[0], new, 1) + readme[end:]

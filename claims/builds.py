@@ -13,47 +13,6 @@ from tilelab.runtime import build, cubin, cuda
 
 TILE = "tensordesc<bf16[128, 128]>"
 
-# Option A of the resampling note: one instruction, as printed, with a register for each operand.
-OPTION_A = """.version 8.3
-.target sm_90a
-.address_size 64
-.visible .entry option_a(.param .u64 map) {
-    .reg .b32 %r<4>;
-    .reg .b64 %rd<2>;
-    ld.param.u64 %rd1, [map];
-    cp.async.bulk.tensor.2d.shared.global [%r1], [%rd1, {%r2, %r3}];
-    ret;
-}
-"""
-
-# Option B of the resampling note: a pipeline of one thread's copies, with a buffer around it.
-OPTION_B = """#include <cuda/pipeline>
-extern "C" __global__ void option_b(const float* gmem, float* out) {
-    __shared__ alignas(128) float smem[1024];
-    auto pipeline = cuda::make_pipeline();
-    pipeline.producer_acquire();
-    cuda::memcpy_async(smem + 4 * threadIdx.x, gmem + 4 * threadIdx.x, cuda::aligned_size_t<16>(16), pipeline);
-    pipeline.producer_commit();
-    pipeline.consumer_wait();
-    __syncthreads();
-    out[threadIdx.x] = smem[1023 - threadIdx.x];
-    pipeline.consumer_release();
-}
-"""
-
-# Method 3 of the GB10 guide: its three statements, with the declarations that they need.
-METHOD_3 = """#include <cuda/barrier>
-struct alignas(64) CUtensorMap_st { unsigned long long words[16]; };
-namespace cde = cuda::device::experimental;
-extern "C" __global__ void method_3(const __grid_constant__ CUtensorMap desc, int offset) {
-    __shared__ alignas(128) float smem[256];
-    __shared__ cuda::barrier<cuda::thread_scope_block> barrier;
-    cde::cp_async_bulk_tensor_1d_global_to_shared(smem, &desc, offset, barrier);
-    barrier.wait();
-    cde::cp_async_bulk_tensor_1d_shared_to_global(&desc, offset, smem);
-}
-"""
-
 
 @functools.cache
 def proposed_on_b200() -> dict[str, str]:
@@ -87,10 +46,10 @@ def copy_depends_on_stages() -> bool:
 
 
 @functools.cache
-def option_a_error() -> str:
-    """Return ptxas's first complaint about Option A's instruction, or "" if it assembles."""
+def ptxas_error(listing: str, target: str) -> str:
+    """Return ptxas's first complaint about a listing in PTX, or "" if it assembles."""
     try:
-        cubin.ptxas_remarks(OPTION_A, "sm_90a")
+        cubin.ptxas_remarks(listing, target)
     except RuntimeError as error:
         found = re.search(r"error\s*:\s*([^\n\"]+)", str(error))
         return (found[1] if found else str(error)).strip()
@@ -98,17 +57,17 @@ def option_a_error() -> str:
 
 
 @functools.cache
-def option_b_instructions() -> dict[str, int]:
-    """Return how often Option B, compiled for sm_90a, holds an instruction of TMA, and one of cp.async (LDGSTS)."""
-    counts = cubin.sass_counts(cuda.compile_cubin(OPTION_B, "sm_90a", "option_b.cu"))
+def count_copies(listing: str, target: str) -> dict[str, int]:
+    """Return how often a compiled listing holds an instruction of TMA, and one of cp.async (LDGSTS)."""
+    counts = cubin.sass_counts(cuda.compile_cubin(listing, target, "listing.cu"))
     return {"TMA": counts["UBLKCP"] + counts["UTMALDG"], "LDGSTS": counts["LDGSTS"]}
 
 
 @functools.cache
-def method_3_error() -> str:
-    """Return NVRTC's first error in the kernel of method 3 for sm_121a, or "" if it compiles."""
+def nvrtc_error(listing: str, target: str) -> str:
+    """Return NVRTC's first error in a listing, or "" if it compiles."""
     try:
-        cuda.compile_cubin(METHOD_3, "sm_121a", "method_3.cu")
+        cuda.compile_cubin(listing, target, "listing.cu")
     except cuda.CompileError as error:
         found = re.search(r"error: (.+)\n\s*(.+)", str(error))
         return f"{found[1]}: {found[2].strip()}" if found else str(error).splitlines()[-1]

@@ -52,7 +52,7 @@ class Builds:
         target: str,
         recorded_rows: Sequence[dict] | None = None,
         cache: str | None = None,
-    ):
+    ) -> None:
         self.hunt, self.triton, self.target, self.cache = hunt, triton, target, cache
         self.live = recorded_rows is None
         folder = environments.locate(triton) if self.live else None

@@ -189,24 +189,24 @@ def stages_change_a_copy(evidence: Evidence) -> Ruling:
 
 
 @rule
-def ptxas_accepts(evidence: Evidence) -> Ruling:
-    """Judge whether Option A's instruction is accepted by ptxas."""
-    error = builds.option_a_error()
+def ptxas_accepts(evidence: Evidence, listing: str, target: str) -> Ruling:
+    """Judge whether ptxas accepts the listing."""
+    error = builds.ptxas_error(listing, target)
     return decide(not error, error=error)
 
 
 @rule
-def holds_tma(evidence: Evidence) -> Ruling:
-    """Judge whether Option B's machine code holds an instruction of TMA."""
-    counts = builds.option_b_instructions()
+def holds_tma(evidence: Evidence, listing: str, target: str) -> Ruling:
+    """Judge whether the listing's machine code holds an instruction of TMA."""
+    counts = builds.count_copies(listing, target)
     return decide(counts["TMA"] > 0, counts=counts)
 
 
 @rule
-def compiles_and_announces(evidence: Evidence) -> Ruling:
-    """Judge whether Method 3 compiles, and announces the bytes that its barrier waits for."""
-    error = builds.method_3_error()
-    return decide(not error and "arrive_tx" in builds.METHOD_3, case="" if error else "compiles", error=error)
+def compiles_and_announces(evidence: Evidence, listing: str, target: str) -> Ruling:
+    """Judge whether the listing compiles, and announces the bytes that its barrier waits for."""
+    error = builds.nvrtc_error(listing, target)
+    return decide(not error and "arrive_tx" in listing, case="" if error else "compiles", error=error)
 
 
 @rule

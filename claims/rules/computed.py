@@ -124,7 +124,7 @@ def writes_every_output(evidence: Evidence, warps: list[int]) -> Ruling:
 
 @rule
 def box_of_one_dimension_fails(evidence: Evidence, box: int) -> Ruling:
-    """Judge whether the note's program, which it lacks, fails although it keeps the rules. Large boxes are a frequent cause."""
+    """Judge whether the note's program, which it lacks, fails although it keeps the rules of a descriptor."""
     try:
         tensor_map.check_describable((65536,), (1,), 4, 4096, (box,))
     except ValueError as error:

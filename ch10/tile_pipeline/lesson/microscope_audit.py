@@ -1,7 +1,7 @@
 """Whether the microscope's rules and costs are right: maps that the driver judges, and reads that the profiler counts.
 
-`python -m ch10.tile_pipeline.lesson.microscope_audit` is what the profiler watches. The random maps and reads are the same in
-every run, and the tests of the view in JavaScript take them, too.
+`python -m ch10.tile_pipeline.lesson.microscope_audit` is what the profiler watches. The random maps and reads are the
+same in every run, and the tests of the view in JavaScript take them, too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import pathlib
 import random
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -146,7 +147,7 @@ def _find_largest_box(address: int) -> int:
         make_random_map, make_random_maps, judge_maps, map_report.TiledMap, map_report.encode, tensor_map
     ),
 )
-def compare_maps():
+def compare_maps() -> list[dict]:
     """Compare the driver's answer with the course's rules for 500 random maps, and find the largest box."""
     cuda.current_device()
     memory = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
@@ -221,7 +222,7 @@ def make_random_reads(count: int = READS, seed: int = 26) -> list[Read]:
     return [make_random_read(source) for _ in range(count)]
 
 
-def prepare_read(read: Read):
+def prepare_read(read: Read) -> tuple[Callable[..., None], torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return a function that loads the box by TMA and lets a warp read from it, and the tensors of what it found.
 
     The tensors are: a 32-bit word of each lane's first read, and whether the box has landed.
@@ -297,7 +298,7 @@ def check_read(read: Read) -> str:
         tensor_map,
     ),
 )
-def count_reads():
+def count_reads() -> list[dict]:
     """Count the wavefronts of 60 reads in the profiler, and compare them with the microscope's."""
     reads = make_random_reads()
     counted = profiler.profile_launches(

@@ -32,7 +32,7 @@ class Tree:
     `status`, all in `box`. If something cannot be built, `problem` says so in one sentence, and the path stays.
     """
 
-    def __init__(self, hunt: str = "loop", triton: str = "", target: str = "", **choice):
+    def __init__(self, hunt: str = "loop", triton: str = "", target: str = "", **choice: str | int) -> None:
         if hunt not in HUNTS:
             raise ValueError(f"unknown hunt {hunt!r}; choose one of {', '.join(HUNTS)}.")
         self.hunt = HUNTS[hunt]

@@ -48,7 +48,7 @@ CLAUSES = [
 # ---- the loops of the notebook's cells
 
 
-def make_operands(shape=(256, 256, 256), where: str = "cpu") -> list[torch.Tensor]:
+def make_operands(shape: tuple[int, int, int] = (256, 256, 256), where: str = "cpu") -> list[torch.Tensor]:
     """Return float16 matrices a (M, K) and b (K, N), and out (M, N), for shape (M, N, K)."""
     m, n, k = shape
     return [
@@ -58,7 +58,7 @@ def make_operands(shape=(256, 256, 256), where: str = "cpu") -> list[torch.Tenso
     ]
 
 
-def prepare_loop(kernel, num_stages: int = 4, block: tuple[int, int, int] = BLOCK) -> Callable:
+def prepare_loop(kernel: Callable, num_stages: int = 4, block: tuple[int, int, int] = BLOCK) -> Callable:
     """Return a function that prepares a launch of a loop kernel, one tile per program, with 8 warps."""
 
     def prepare(a, b, out):
@@ -69,7 +69,7 @@ def prepare_loop(kernel, num_stages: int = 4, block: tuple[int, int, int] = BLOC
     return prepare
 
 
-def check_doubled(kernel) -> None:
+def check_doubled(kernel: Callable) -> None:
     """Raise AssertionError unless `kernel` computes A (2 B), and compiles for a B200 with four stages."""
     import triton
 

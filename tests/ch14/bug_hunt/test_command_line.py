@@ -47,12 +47,9 @@ def test_nothing_found_as_text_and_as_json(run):
 def test_an_empty_environment_is_no_triton_and_one_that_cannot_be_had_is_a_sentence(
     run, monkeypatch, tmp_path
 ):
-    for name, value in {
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(tmp_path),
-        "PIP_CONFIG_FILE": "/dev/null",
-    }.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     environments._path("3.5.1").mkdir(parents=True)  # as an interrupted clean-up leaves it
     status, out, err = run("--triton", "3.5.1")
     said = err.splitlines()

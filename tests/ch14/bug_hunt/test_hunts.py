@@ -6,7 +6,7 @@ import math
 import pytest
 import triton
 
-from ch14.bug_hunt import HUNTS, Builds, bisect, environments, find, grid, symptom
+from ch14.bug_hunt import HUNTS, Builds, bisect, describe, environments, find, grid, symptom
 from ch14.bug_hunt.lesson import experiments
 from ch14.bug_hunt.outcomes import failure, locate_failing_pass
 from tilelab.runtime import build, worker_pool
@@ -35,38 +35,26 @@ ptxas fatal   : Value 'sm_103a' is not defined for option 'gpu-name'
 Repro command: /tmp/ptxas a.ptx"""
 
 
+LINE_23 = "PTXASError: PTXAS error\nptxas /tmp/a.ptx, line 23; error   : "
+DIED, SILENCE = (
+    "the compiler died (SIGABRT): LLVM ERROR: Cannot select: x",
+    "the compiler gave no answer within 60 s",
+)
+PREDICATE = "'tt.descriptor_load' op pipeliner doesn't know how to predicate this op; LLVM ERROR: Fatal pipeliner error"
+UNDEFINED = "CompilationError: at 3:4:\n    x = y\n        ^\nNameError('y is not defined')"
+
+
 @pytest.mark.parametrize(
     "said, stage, message, exception",
     [
-        (
-            PASS,
-            "TritonGPUPipeline",
-            "'tt.descriptor_load' op pipeliner doesn't know how to predicate this op; LLVM ERROR: "
-            "Fatal pipeliner error",
-            "RuntimeError",
-        ),
+        (PASS, "TritonGPUPipeline", PREDICATE, "RuntimeError"),
         (SILENT, "TritonGPUAssignLatencies", "without a message", "RuntimeError"),
         (ASSERTED, "NVGPUWarpSpecialization", "Assertion `false'", "RuntimeError"),
         (PTXAS, "ptxas", "Value 'sm_103a' is not defined for option 'gpu-name'", "PTXASError"),
-        (
-            "PTXASError: PTXAS error\nptxas /tmp/a.ptx, line 23; error   : Feature '.tile' not supported on .target 'sm_120a'",
-            "ptxas",
-            "Feature '.tile' not supported on .target 'sm_120a'",
-            "PTXASError",
-        ),
-        (
-            "the compiler died (SIGABRT): LLVM ERROR: Cannot select: intrinsic %llvm.x",
-            "process",
-            "the compiler died (SIGABRT): LLVM ERROR: Cannot select: intrinsic %llvm.x",
-            "",
-        ),
-        ("the compiler gave no answer within 60 s", "process", "the compiler gave no answer within 60 s", ""),
-        (
-            "CompilationError: at 3:4:\n    x = y\n        ^\nNameError('y is not defined')",
-            "frontend",
-            "NameError('y is not defined')",
-            "CompilationError",
-        ),
+        (f"{LINE_23}Feature '.tile' not supported", "ptxas", "Feature '.tile' not supported", "PTXASError"),
+        (DIED, "process", DIED, ""),
+        (SILENCE, "process", SILENCE, ""),
+        (UNDEFINED, "frontend", "NameError('y is not defined')", "CompilationError"),
     ],
 )
 def test_what_a_compiler_says(said, stage, message, exception):
@@ -97,17 +85,10 @@ def made_up(fails, hunt=LOOP):
     """Builds that fail where `fails(config)` names a stage."""
     rows = []
     for config in grid(hunt):
+        row = {"hunt": hunt.name, "triton": "9.9.9", "target": "sm_90a", **config, "status": "ok"}
         stage = fails(config)
         rows.append(
-            {
-                "hunt": hunt.name,
-                "triton": "9.9.9",
-                "target": "sm_90a",
-                **config,
-                "status": "ok",
-                "outcome": "fails" if stage else "builds",
-            }
-            | ({"stage": stage, "message": ""} if stage else {})
+            row | ({"outcome": "fails", "stage": stage, "message": ""} if stage else {"outcome": "builds"})
         )
     return Builds(hunt, "9.9.9", "sm_90a", rows)
 
@@ -133,13 +114,7 @@ def test_a_search_ends_at_the_smallest_trigger_and_states_its_rule():
 
     builds = made_up(fails)
     found = find(builds)
-    assert found.config == {
-        "LOOP": "plain",
-        "LOADS": "device",
-        "BLOCK_K": 64,
-        "num_stages": 1,
-        "num_warps": 4,
-    }
+    assert describe(found.config) == "LOOP=plain, LOADS=device, BLOCK_K=64, num_stages=1, num_warps=4"
     assert found.sentence == (
         'Triton 9.9.9, sm_90a, a GEMM loop: A fails () where LOADS is "device" or "host" (not '
         '"pointers") and BLOCK_K is 64 or 128 (not 32) and num_warps is 4 or 8 (not 2 or 16); '
@@ -165,21 +140,15 @@ def test_a_search_keeps_to_one_bug():
 
     found = find(made_up(fails), LOOP.start | {"LOADS": "host"})
     assert found.config["LOADS"] == "host" and symptom(found.row)[1] == "A"
-    assert found.steps[0].axis == "LOADS" and found.steps[0].outcomes() == {
-        "pointers": "fails elsewhere",
-        "device": "builds",
-    }
+    assert str(found.steps[0]) == "LOADS: pointers fails elsewhere, device builds; so host"
 
 
 def test_nothing_to_find():
     builds = made_up(lambda config: "")
-    assert find(builds, reach=1) is None and len(builds.rows) == 1 + sum(
-        len(each) - 1 for each in LOOP.axes.values()
-    )
-    assert (
-        find(made_up(lambda config: "A" * (config["num_warps"] == 2 and config["BLOCK_K"] == 32)), reach=1)
-        is None
-    )
+    neighbours = sum(len(values) - 1 for values in LOOP.axes.values())
+    assert find(builds, reach=1) is None and len(builds.rows) == 1 + neighbours
+    two_away = made_up(lambda config: "A" * (config["num_warps"] == 2 and config["BLOCK_K"] == 32))
+    assert find(two_away, reach=1) is None
 
 
 def test_everything_fails():
@@ -206,13 +175,7 @@ def test_no_configuration(change, sentence):
 def test_a_record_answers_as_its_builds_did_and_says_what_it_lacks():
     rows = experiments.load_record("loop").rows
     found = find(Builds(LOOP, "3.5.1", "sm_100a", rows))
-    assert found.config == {
-        "LOOP": "carry b",
-        "LOADS": "pointers",
-        "BLOCK_K": 32,
-        "num_stages": 2,
-        "num_warps": 4,
-    }
+    assert describe(found.config) == "LOOP=carry b, LOADS=pointers, BLOCK_K=32, num_stages=2, num_warps=4"
     assert found.row["stage"] == "TritonGPUAssignLatencies" and not found.builds.live
     assert found.builds.compiler_output(found.config) == ""
     with pytest.raises(
@@ -240,16 +203,16 @@ def test_a_triton_in_a_folder_must_be_the_one_that_was_asked_for(tmp_path):
 @pytest.mark.fault
 def test_a_process_that_llvm_called_an_error_in_builds_nothing_more():
     carried = LOOP.start | {"LOOP": "carry both", "BLOCK_K": 64, "num_warps": 8}
-    with worker_pool.lease_worker(
-        "tilelab.runtime.build_worker", "the compiler", TRITON_INTERPRET="0"
-    ) as worker:
+
+    def lease():
+        return worker_pool.lease_worker("tilelab.runtime.build_worker", "the compiler", TRITON_INTERPRET="0")
+
+    with lease() as worker:
         worker.stop()
     report = build.build_one(LOOP.job(carried, "sm_100a"))
     assert "LLVM ERROR" in report.compiler_output
     assert report.compiler_output.startswith("RuntimeError: PassManager::run failed")
-    with worker_pool.lease_worker(
-        "tilelab.runtime.build_worker", "the compiler", TRITON_INTERPRET="0"
-    ) as worker:
+    with lease() as worker:
         assert not worker.alive
     builds = Builds(LOOP, environments.installed_version(), "sm_100a")
     assert builds.ask([carried | {"LOOP": "plain"}])[0]["outcome"] == "builds"

@@ -36,33 +36,23 @@ def test_block_scaled_products_on_the_gpu(name):
         values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device="cuda", dtype=torch.float64)
         values = torch.cat([values, -values])
         codes = [torch.randint(0, 16, shape, device="cuda", dtype=torch.uint8) for shape in ((m, k), (k, n))]
-        a, b = (
-            codes[0][:, ::2] | codes[0][:, 1::2] << 4,
-            codes[1][::2] | codes[1][1::2] << 4,
-        )  # low nibble first
+        # The low nibble comes first.
+        a, b = codes[0][:, ::2] | codes[0][:, 1::2] << 4, codes[1][::2] | codes[1][1::2] << 4
         a_value, b_value = (values[code.long()] for code in codes)
     expected = (a_value * a_factor.repeat_interleave(group, 1)) @ (
         b_value * b_factor.repeat_interleave(group, 1).T
     )
     out = torch.full((m, n), float("nan"), device="cuda")
-    kernels.scaled_kernel[(m // 128, n // 128)](
-        a.contiguous(),
-        a_scale,
-        b.contiguous(),
-        b_scale,
-        out,
-        m,
-        n,
-        k,
-        BLOCK_M=128,
-        BLOCK_N=128,
-        BLOCK_K=128,
-        PACKED=packed,
-        GROUP=group,
-        FORMAT=kind,
-        num_warps=4,
-        num_stages=2,
-    )
+    operands = a.contiguous(), a_scale, b.contiguous(), b_scale, out, m, n, k
+    constants = {
+        "BLOCK_M": 128,
+        "BLOCK_N": 128,
+        "BLOCK_K": 128,
+        "PACKED": packed,
+        "GROUP": group,
+        "FORMAT": kind,
+    }
+    kernels.scaled_kernel[m // 128, n // 128](*operands, **constants, num_warps=4, num_stages=2)
     assert check.relative_error(out, expected) < 2**-7  # bf16 has room for both formats' digits
 
 
@@ -78,19 +68,9 @@ def test_specialised_warps_on_the_gpu(loads, warps):
     if loads == "host":
         matrices = [TensorDescriptor.from_tensor(each, tile) for each, tile in zip(matrices, tiles)]
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
-    compiled = kernels.specialized_kernel[(m // 64, n // 128)](
-        *matrices,
-        m,
-        n,
-        k,
-        BLOCK_M=64,
-        BLOCK_N=128,
-        BLOCK_K=64,
-        LOADS=loads,
-        LOOP="over K",
-        WARP_SPECIALIZE=True,
-        num_warps=warps,
-        num_stages=3,
-    )
+    sizes = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 64}
+    constants = sizes | {"LOADS": loads, "LOOP": "over K", "WARP_SPECIALIZE": True}
+    kernel = kernels.specialized_kernel[m // 64, n // 128]
+    compiled = kernel(*matrices, m, n, k, **constants, num_warps=warps, num_stages=3)
     assert check.relative_error(out, a.double() @ b.double()) < check.TOLERANCE[torch.float16]
     assert f".reqntid {384 if warps == 4 else 256}" in compiled.asm["ptx"]

@@ -14,6 +14,8 @@ from ch10.tile_pipeline.lesson.map_report import parse_load
 from tilelab.runtime import cuda, device, files, tensor_map
 
 GOOD = "shape=100x64,box=16x32"
+WHOLE = "dtype=bfloat16,shape=7x100x64,box=2x16x32,swizzle=64B,l2_promotion=128B,fill=nan,start=16"
+ILLEGAL = "load_box: CUDA error: an illegal instruction was encountered"
 needs_no_gpu = pytest.mark.skipif(device.current().has_tma, reason="this GPU runs the load")
 
 
@@ -27,9 +29,7 @@ def run(capsys, *arguments):
 
 
 def test_fields_are_those_of_the_driver():
-    load = parse_load(
-        "dtype=bfloat16,shape=7x100x64,box=2x16x32,swizzle=64B,l2_promotion=128B,fill=nan,start=16"
-    )
+    load = parse_load(WHOLE)
     assert load.fields() == {
         "tensorDataType": "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16",
         "tensorRank": 3,
@@ -75,25 +75,17 @@ def test_the_driver_gets_the_fields_and_an_aligned_map(monkeypatch, status, name
             return status
 
     monkeypatch.setattr(map_report.ctypes, "CDLL", Driver)
-    load = parse_load(
-        "dtype=bfloat16,shape=7x100x64,box=2x16x32,swizzle=64B,l2_promotion=128B,fill=nan,start=16"
-    )
+    load = parse_load(WHOLE)
     answer, memory, place = map_report.encode(load, 4096)
     ((where, dtype, rank, address, shape, strides, box, steps, *modes),) = calls
     assert answer == name and place % 64 == 0 and where.value == place
     first = ctypes.addressof(memory)
     assert first <= place and place + 128 <= first + ctypes.sizeof(memory)
-    assert (dtype, rank, address.value, list(shape), list(strides)) == (
-        9,
-        3,
-        4112,
-        [64, 100, 7],
-        [128, 12800],
-    )
+    assert (dtype, rank, address.value) == (9, 3, 4112)
+    assert (list(shape), list(strides)) == ([64, 100, 7], [128, 12800])
     assert (list(box), list(steps), modes) == ([32, 16, 2], [1, 1, 1], [0, 2, 2, 1])  # the values in cuda.h
-    assert [type(each)._type_ for each in (shape, strides, box, steps)] == [ctypes.c_uint64] * 2 + [
-        ctypes.c_uint32
-    ] * 2
+    assert all(type(each)._type_ is ctypes.c_uint64 for each in (shape, strides))
+    assert all(type(each)._type_ is ctypes.c_uint32 for each in (box, steps))
 
 
 @pytest.mark.parametrize(
@@ -118,10 +110,9 @@ def test_every_broken_rule_is_listed():
     assert len(load.broken_map_rules()) == 4 and len(load.broken_load_rules("sm_90a")) == 2
     assert not parse_load(GOOD).broken_map_rules() + parse_load(GOOD).broken_load_rules("sm_90a")
     large = parse_load("shape=256x256,box=256x64")
-    assert (
-        large.broken_load_rules("sm_90a") == []
-        and "sm_120a has 101,376" in parse_load("shape=256x256,box=256x128").broken_load_rules("sm_120a")[0]
-    )
+    assert large.broken_load_rules("sm_90a") == []
+    (sentence,) = parse_load("shape=256x256,box=256x128").broken_load_rules("sm_120a")
+    assert "sm_120a has 101,376" in sentence
 
 
 @pytest.mark.parametrize(
@@ -142,13 +133,8 @@ def test_every_broken_rule_is_listed():
 )
 def test_a_wrong_load_is_one_line_and_two(capsys, tmp_path, text, says):
     status, out, err = run(capsys, "--report", str(tmp_path / "r.md"), "--load", text)
-    assert (
-        status == 2
-        and says in err
-        and len(err.splitlines()) == 1
-        and not out
-        and not list(tmp_path.iterdir())
-    )
+    assert status == 2 and says in err and len(err.splitlines()) == 1
+    assert not out and not list(tmp_path.iterdir())
 
 
 def test_a_report_that_cannot_be_written_is_two(capsys, monkeypatch, tmp_path):
@@ -167,10 +153,7 @@ def test_a_report_that_cannot_be_written_is_two(capsys, monkeypatch, tmp_path):
     "load, verdict",
     [
         ("", "This is an error of the program: the map breaks a rule"),
-        (
-            f"{GOOD},corner=0x1",
-            "This is an error of the program: the load breaks a rule that only a run shows",
-        ),
+        (f"{GOOD},corner=0x1", "error of the program: the load breaks a rule that only a run shows"),
         (GOOD, "Whether the load fails is not known before a run"),
     ],
 )
@@ -179,16 +162,9 @@ def test_without_a_gpu_the_report_says_what_is_missing(capsys, tmp_path, load, v
     status, out, err = run(capsys, "--report", str(path), "--load", load)
     text = path.read_text()
     assert status == 0 and not err and verdict in out and verdict in text and "nothing was sent" in out
-    parts = re.findall(r"^## (.*)$", text, re.MULTILINE)
-    assert parts == [
-        "Environment",
-        "Whose error is it?",
-        "The arguments of cuTensorMapEncodeTiled",
-        "The call that failed",
-        "Expected",
-        "Observed",
-        "Reproducer",
-    ]
+    first, whose, arguments, *rest = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert (first, whose) == ("Environment", "Whose error is it?") and "cuTensorMapEncodeTiled" in arguments
+    assert rest == ["The call that failed", "Expected", "Observed", "Reproducer"]
     assert "not run: the load needs TMA" in text and "| nvcc |" in text and "| boxDim |" in text
     assert "@" not in re.sub(r"@\w", "", text) and "- [ ] The kernel takes the map" in text
 
@@ -202,12 +178,8 @@ def test_the_reproducer_is_whole_and_builds(tmp_path, text):
         cuda.compile_cubin(source, target)
     if shutil.which("nvcc"):  # the host's part, too
         (tmp_path / "reproduce.cu").write_text(source)
-        subprocess.run(
-            ["nvcc", "-std=c++17", "-arch=sm_90a", "-c", "reproduce.cu", "-o", "reproduce.o"],
-            cwd=tmp_path,
-            check=True,
-            timeout=300,
-        )
+        command = ["nvcc", "-std=c++17", "-arch=sm_90a", "-c", "reproduce.cu", "-o", "reproduce.o"]
+        subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
 
 
 @pytest.mark.parametrize("corner", [(0, 0), (-3, -4), (90, 48), (200, 0)])
@@ -235,12 +207,7 @@ def test_wrong_bytes_of_a_box_are_counted(corner, fill, swizzle):
         (GOOD, "not run: no GPU", "not known before a run", False),
         ("", "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE", "the driver refuses such a map", False),
         ("", "0 of 4096 bytes of the box are wrong", "did not refuse it as documented", False),
-        (
-            f"{GOOD},corner=0x1",
-            "load_box: CUDA error: an illegal instruction was encountered",
-            "only a run shows",
-            False,
-        ),
+        (f"{GOOD},corner=0x1", ILLEGAL, "only a run shows", False),
     ],
 )
 def test_the_verdict_depends_on_the_rules_and_the_run(monkeypatch, text, observed, says, bug):
@@ -268,7 +235,7 @@ def test_the_verdict_depends_on_the_rules_and_the_run(monkeypatch, text, observe
             "0 of 4096 bytes of the box are wrong",
         ),
         (f"{GOOD},extra=16", "load_box: the barrier's phase did not end within 2 s"),
-        (f"{GOOD},corner=0x1", "load_box: CUDA error: an illegal instruction was encountered"),
+        (f"{GOOD},corner=0x1", ILLEGAL),
     ],
 )
 def test_on_this_gpu_the_load_does_what_its_rules_say(text, observed):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ch14.bug_hunt import HUNTS, Builds, environments
+from ch14.bug_hunt import HUNTS, Builds, describe, environments
 from ch14.bug_hunt.lesson.decision_tree import Tree
 
 START = {"LOOP": "carry both guarded", "LOADS": "device", "num_warps": 8}
@@ -24,23 +24,14 @@ def test_axis_by_axis_to_the_smallest_trigger():
     assert one.row["outcome"] == "fails" and one.text.splitlines()[0].startswith("LOOP=carry both guarded")
     for axis in ("num_warps", "BLOCK_K", "LOADS", "num_stages", "LOOP"):
         assert one.bisect(axis).axis == axis and not one.problem
-    assert one.config == {
-        "LOOP": "carry b",
-        "LOADS": "pointers",
-        "BLOCK_K": 32,
-        "num_stages": 2,
-        "num_warps": 4,
-    }
+    assert describe(one.config) == "LOOP=carry b, LOADS=pointers, BLOCK_K=32, num_stages=2, num_warps=4"
     assert one.open_axes == ["num_stages", "num_warps"] == list(one.menus["axis"].options)
     assert one.axes["LOOP"].value == "carry b"
     one.bisect("num_stages")
     one.bisect("num_warps")
-    lines = one.text.splitlines()
-    assert lines[0] == "1. num_warps: 2 builds, 4 fails; so 4" and one.open_axes == []
-    assert lines[-2:] == [
-        "no axis gets simpler: this is a smallest trigger",
-        "12 builds, as recorded without a GPU",
-    ]
+    assert one.text.startswith("1. num_warps: 2 builds, 4 fails; so 4\n") and one.open_axes == []
+    end = "no axis gets simpler: this is a smallest trigger\n12 builds, as recorded without a GPU"
+    assert one.text.endswith(end)
 
 
 def test_it_can_go_on_by_itself_and_start_over():
@@ -59,12 +50,7 @@ def test_menus_lead_to_other_builds():
     assert one.problem.startswith("there is nothing to bisect") and one.problem in one.status.value
     one.menus["triton"].value = "3.9.0"
     one.menus["hunt"].value = "warp_specialize"
-    assert one.menus["target"].value == "sm_90a" and set(one.axes) == {
-        "LOOP",
-        "LOADS",
-        "BLOCK_M",
-        "num_warps",
-    }
+    assert one.menus["target"].value == "sm_90a" and "BLOCK_M" in one.axes and "BLOCK_K" not in one.axes
     assert one.row["outcome"] in HUNTS["warp_specialize"].outcomes and not one.problem
 
 
@@ -105,16 +91,13 @@ def test_no_choice(arguments, sentence):
 
 def test_nothing_can_be_pressed_while_it_builds(monkeypatch):
     async def press():
-        one, seen = tree(), []
-        ask = Builds.ask
-        monkeypatch.setattr(
-            Builds,
-            "ask",
-            lambda builds, configs: (
-                seen.append((one.buttons["bisect"].disabled, "building" in one.status.value))
-                or ask(builds, configs)
-            ),
-        )
+        one, seen, ask = tree(), [], Builds.ask
+
+        def look_and_ask(builds, configs):
+            seen.append((one.buttons["bisect"].disabled, "building" in one.status.value))
+            return ask(builds, configs)
+
+        monkeypatch.setattr(Builds, "ask", look_and_ask)
         one.menus["axis"].value = "num_stages"
         one.buttons["bisect"].click()
         assert seen and set(seen) == {(True, True)} and not one.buttons["bisect"].disabled

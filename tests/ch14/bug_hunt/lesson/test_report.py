@@ -36,20 +36,14 @@ def test_every_reduced_source_has_no_choice_left(name):
         arguments = [each.arg for each in kernel.args.args]
         names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
         assert arguments == list(signature) and all(argument in names for argument in arguments)
-        assert not names & {"LOOP", "LOADS", "BLOCK_M", "BLOCK_N", "BLOCK_K", "FORMAT", "WARP_SPECIALIZE"}, (
-            config
-        )
-        assert not [
-            each
-            for each in ast.walk(kernel)
-            if isinstance(each, ast.If) and isinstance(each.test, ast.Constant)
-        ]
+        assert not names & set(job.constants), config
+        branches = [each for each in ast.walk(kernel) if isinstance(each, ast.If)]
+        assert not [each for each in branches if isinstance(each.test, ast.Constant)]
         assert ("load_tile" in source) == (config.get("LOADS") == "pointers"), "one expression is inlined"
         assert ("make_tensor_descriptor" in source) == (config.get("LOADS") == "device")
         sources.add(source)
-    assert len(sources) == len(
-        {str(sorted(hunt.job(config, hunt.target).constants.items())) for config in chosen}
-    )
+    constants = {str(sorted(hunt.job(config, hunt.target).constants.items())) for config in chosen}
+    assert len(sources) == len(constants)
 
 
 def test_the_reduced_source_is_this():
@@ -70,12 +64,8 @@ def loop_kernel(a, b, c, K):
             right = b.load([k + 32, n])
     c.store([m, n], acc.to(tl.float16))"""
     )
-    assert signature == {
-        "a": "tensordesc<fp16[128, 32]>",
-        "b": "tensordesc<fp16[32, 128]>",
-        "c": "tensordesc<fp16[128, 128]>",
-        "K": "i32",
-    }
+    shapes = {"a": "128, 32", "b": "32, 128", "c": "128, 128"}
+    assert signature == {name: f"tensordesc<fp16[{shape}]>" for name, shape in shapes.items()} | {"K": "i32"}
 
 
 OWN = """import triton
@@ -163,12 +153,7 @@ def test_a_live_hunt(hunted):
     found, text, record, said = hunted
     assert found.config == {"LOOP": "over K", "LOADS": "host", "BLOCK_M": 128, "num_warps": 4}
     assert found.row["stage"] == "NVGPUWarpSpecialization" and found.row["exception"] == "RuntimeError"
-    assert found.harmless == {
-        "LOOP": ["over tiles flat"],
-        "LOADS": ["pointers", "device"],
-        "BLOCK_M": [64],
-        "num_warps": [8, 16],
-    }
+    assert list(found.harmless.values()) == [["over tiles flat"], ["pointers", "device"], [64], [8, 16]]
     assert all(predicted == shown for _, predicted, shown in found.probes)
     assert "nvgpu-warp-specialization{" in locate_failing_pass(found.builds.compiler_output(found.config))
     assert len(found.builds.rows) == len({bug_hunt.describe(row) for row in found.builds.rows}), "built twice"
