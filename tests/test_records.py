@@ -69,7 +69,7 @@ def assert_each(records, find_problem):
 
 
 def test_every_record_is_made_by_todays_code_of_its_experiment(records):
-    importlib.import_module("tilelab.course.reliability")
+    importlib.import_module("troubles")
     import_experiments()
 
     def find_problem(record):

@@ -28,13 +28,16 @@ import pathlib
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilelab import emulator
 from tilelab.emulator import tensor_map as emulated_tensor_map
 from tilelab.runtime import cubin, cuda, device, tensor_map
 from tilelab.runtime.build import SYSTEM_SMEM
 from tilelab.runtime.device import target_limits
+
+if TYPE_CHECKING:
+    import torch
 
 KERNEL = re.compile(
     r'extern\s+"C"\s+__global__\s+void\s+'
@@ -70,7 +73,7 @@ def default_target() -> str:
     return device.current().target or "sm_90a"
 
 
-def make_tensor_map(tensor, box: Sequence[int], **options: str):
+def make_tensor_map(tensor: torch.Tensor, box: Sequence[int], **options: str) -> Any:
     """Return a tensor map of a CUDA tensor for the GPU, or of a CPU tensor for the emulator: a kernel's argument.
 
     Takes the arguments of `tilelab.runtime.tensor_map.make_tensor_map` and raises its errors.
@@ -356,7 +359,7 @@ def notebook_kernels(path: pathlib.Path) -> dict[str, CudaKernel]:
     return found
 
 
-def load_ipython_extension(shell) -> None:
+def load_ipython_extension(shell: Any) -> None:
     """Register %%cuda; `%load_ext tilelab.cells.cuda_magic` calls this."""
     from IPython.core.error import UsageError
 

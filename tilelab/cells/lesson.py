@@ -15,13 +15,14 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from tilelab import ROOT, emulator
 from tilelab.cells import cuda_magic, triton_cell
 from tilelab.cells.triton_cell import compile_launch, define, describe_report, lines, notebook_texts
-from tilelab.emulator import gluon_emulator
+from tilelab.emulator import gluon as gluon_emulator
 from tilelab.measure import bench, check
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
@@ -59,7 +60,7 @@ COLUMNS = {
 }
 
 
-def code_hash(kernel, prepare: Callable | None = None) -> str:
+def code_hash(kernel: Any, prepare: Callable | None = None) -> str:
     """Return 16 hex digits that change with the code of a kernel of a cell: CUDA C++, Triton or a Python function.
 
     For Triton the functions of cells that the kernel calls count too, and `prepare`, which holds its constants.
@@ -76,7 +77,7 @@ def ladder_hash(codes: Sequence[str]) -> str:
     return hashlib.sha256(" ".join(codes).encode()).hexdigest()[:16]
 
 
-def require_written(kernel) -> None:
+def require_written(kernel: Any) -> None:
     """Raise NotImplementedError where a kernel still holds a comment "your ...": CUDA C++, or Triton."""
     if triton_cell.is_triton(kernel):
         if re.search(r"#\s*your ", inspect.getsource(kernel.fn)):
@@ -282,7 +283,14 @@ class Ladder:
         self._example: Sequence = ()
 
     def step(
-        self, kernel, prepare: Callable, name: str = "", *, changed_from=None, ptx: str = "", sass: str = ""
+        self,
+        kernel: Any,
+        prepare: Callable,
+        name: str = "",
+        *,
+        changed_from: Any = None,
+        ptx: str = "",
+        sass: str = "",
     ) -> results.Table:
         """Check and time a version, and return the table of all versions so far.
 

@@ -164,7 +164,7 @@ def split_prepare(prepare: Callable) -> tuple[Callable, dict]:
     return (prepare.func, prepare.keywords) if isinstance(prepare, functools.partial) else (prepare, {})
 
 
-def code_hash(kernel, prepare: Callable | None = None, with_options: bool = True) -> str:
+def code_hash(kernel: Any, prepare: Callable | None = None, with_options: bool = True) -> str:
     """Return the hash of a Triton function with what it calls, and of `prepare` where that is a cell's function too.
 
     `with_options` says whether the keyword arguments of a functools.partial count.
@@ -306,7 +306,7 @@ def describe_report(report: build.Report, name: str = "") -> str:
     return text + f", {report.programs_per_sm} per SM" + ("; " + ", ".join(counts) if counts else "")
 
 
-def describe_changes(before, after) -> str:
+def describe_changes(before: Any, after: Any) -> str:
     """Return which lines of a Triton function are new or changed since another one, counted from its decorator."""
     old, new = (inspect.getsource(function.fn) for function in (before, after))
     changed = [

@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tilelab.runtime import cuda, device
 
@@ -195,7 +196,7 @@ void kernel(void** values) {{ {name}({arguments}); }}
 
 
 def prepare(
-    kernel,
+    kernel: Any,
     grid: int | Sequence[int],
     block: int | Sequence[int],
     args: Sequence,
@@ -266,7 +267,7 @@ def prepare(
 
 
 def run(
-    kernel,
+    kernel: Any,
     grid: int | Sequence[int],
     block: int | Sequence[int],
     args: Sequence,

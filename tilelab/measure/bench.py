@@ -140,7 +140,7 @@ def _first_reason(error: BaseException) -> str:
     return device.first_line(error)[:300]
 
 
-def make_input_sets(make_inputs) -> list[Sequence]:
+def make_input_sets(make_inputs: Callable[[], Sequence]) -> list[Sequence]:
     """Return enough sets of inputs, at most 32, that the first has left L2 before it is used again."""
     sets = [make_inputs()]
     size = sum(tensor.nbytes for tensor in sets[0] if isinstance(tensor, torch.Tensor))
@@ -152,7 +152,7 @@ def _calls_per_burst(call_ms: float, burst_ms: float) -> int:
     return max(2, min(400, math.ceil(burst_ms / call_ms)))
 
 
-def estimate_ms(launches) -> float:
+def estimate_ms(launches: Sequence[Callable[[], object]]) -> float:
     for launch in launches:
         launch()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -187,7 +187,7 @@ def _forbid_waiting():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def capture_burst(launches, calls: int) -> Callable[[], None]:
+def capture_burst(launches: Sequence[Callable[[], object]], calls: int) -> Callable[[], None]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -28,7 +28,7 @@ _INFINITE = float("inf")
 
 
 def make_poisoned(
-    shape: tuple[int, ...], dtype: torch.dtype, where
+    shape: tuple[int, ...], dtype: torch.dtype, where: torch.device | str
 ) -> tuple[torch.Tensor, Callable[[], str]]:
     """Return an output full of NaN inside a larger buffer, and a function that checks the memory around it.
 

@@ -52,7 +52,7 @@ class DeepGemm(Peer):
     MODULE: ClassVar = "deep_gemm"
     GENERATIONS: ClassVar = (9, 10)
 
-    def prepare_gemm(self, a, b, out):
+    def prepare_gemm(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], Any]:
         """Multiply a (M, K) and b (K, N), whose columns are contiguous, into out (M, N), all in bfloat16."""
         weight = b.T
 
@@ -62,7 +62,14 @@ class DeepGemm(Peer):
 
         return run
 
-    def prepare_fp8(self, a, b, scale_a, scale_b, out):
+    def prepare_fp8(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        out: torch.Tensor,
+    ) -> Callable[[], Any]:
         """Multiply operands of `ch14.fp8_gemm.prepare`: float8_e4m3fn with scales of 1 x 128 and 128 x 128.
 
         DeepGEMM wants the scales of A column by column, each column at a multiple of 16 bytes. It wants b as a weight
@@ -91,7 +98,7 @@ class Quack(Peer):
     GENERATIONS: ClassVar = (8, 9, 10, 11, 12)
     chosen: dict = field(default_factory=dict, repr=False)  # {(M, N, K): configuration}
 
-    def prepare_gemm(self, a, b, out):
+    def prepare_gemm(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], Any]:
         """Multiply a (M, K) and b (K, N), whose columns are contiguous, into out (M, N), all in bfloat16."""
         shape = (*out.shape, a.shape[1])
         if shape not in self.chosen:
@@ -107,7 +114,7 @@ class Quack(Peer):
 
         return run
 
-    def choose_config(self, a, b, out):
+    def choose_config(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Any:
         """Return the fastest of quack's configurations for these operands.
 
         All are timed in short bursts, and the six fastest again in longer ones.
@@ -227,7 +234,7 @@ def compare(
     make_inputs: Callable[[], Sequence],
     find_fault: Callable[[Callable], str],
     checked: dict,
-    **timing,
+    **timing: float,
 ) -> list[dict]:
     """Time the course's kernel beside each peer, all interleaved, and return one row per peer.
 

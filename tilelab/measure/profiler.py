@@ -118,7 +118,7 @@ def _read_table(output: str, metrics: Mapping[str, str]) -> list[dict]:
         raise ProfilerUnavailable(f"this ncu or this GPU lacks a counter ({error}).") from error
 
 
-def experiment(name: str, source: Callable[[], str]):
+def experiment(name: str, source: Callable[[], str]) -> Callable:
     """Decorate a function that profiles and returns rows, as `results.experiment` does.
 
     The recorded rows are shown also where ncu is missing or this user may not read the GPU's counters.

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from tilelab.pictures import plots
 
 
-def canvas(title: str, source: str, width: float, height: float):
+def canvas(title: str, source: str, width: float, height: float) -> tuple[Figure, Axes]:
     """Return a figure of width x height inches and its axes, whose coordinates are inches."""
     figure, axes = plots.new_figure([title], title, source, height, layout="none")  # any other draws twice
     figure.set_size_inches(width, height)
@@ -20,7 +24,17 @@ def canvas(title: str, source: str, width: float, height: float):
     return figure, axes
 
 
-def box(axes, x, y, width, height, face="none", edge="none", text="", **rest):
+def box(
+    axes: Axes,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    face: str = "none",
+    edge: str = "none",
+    text: str = "",
+    **rest: Any,
+) -> None:
     """Draw a rectangle whose lower left corner is (x, y), with a text in its middle; `rest` goes to matplotlib."""
     axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **rest))
     if text:
@@ -33,12 +47,23 @@ def box(axes, x, y, width, height, face="none", edge="none", text="", **rest):
         )
 
 
-def write(axes, x, y, text, ha="center", size=7, **rest):
+def write(
+    axes: Axes, x: float, y: float, text: str, ha: str = "center", size: float = 7, **rest: Any
+) -> None:
     """Draw text at (x, y), which is the middle of its height."""
     axes.text(x, y, text, fontsize=size, ha=ha, va="center_baseline", **rest)
 
 
-def lanes(axes, top: float, left: float, scale: float, longest: float, name: str, spans, tones) -> None:
+def lanes(
+    axes: Axes,
+    top: float,
+    left: float,
+    scale: float,
+    longest: float,
+    name: str,
+    spans: Sequence[tuple],
+    tones: Mapping[str, str],
+) -> None:
     """Draw a schedule of `spans` (unit, group, begin, end): one lane per unit, in order, one tone per group."""
     units = list(dict.fromkeys(unit for unit, *_ in spans))
     write(axes, 0.05, top - 0.1, name, "left", 7.5, fontweight="bold")
@@ -55,7 +80,7 @@ def lighten(tone: str, share: float = 0.4) -> tuple:
     return tuple(1 - share * (1 - part) for part in to_rgb(tone))
 
 
-def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
+def draw_gemm(config: Any, m: int, n: int, k: int) -> plots.Picture:
     """Draw how tiles move in a bf16 GEMM, C (m, n) = A (m, k) B (k, n), on sm_90a.
 
     `config` has block_m, block_n, block_k, num_stages, epilogue_subtile and smem_bytes(dtype, target). A tile is to the
@@ -88,50 +113,19 @@ def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
     column, done = cx + tile_n * (n // bn // 2), step * (k // bk // 3)
     draw(0.05, low - 0.06, deep + wide + 0.21, 2.58, "#f0f0f0")
     label(0.12, 2.7, "global memory", size=7.5)
-    # `strip` holds the rows of A and the columns of B that the tile of C needs, and `lit` the tiles of one K step.
-    for line, (name, tone, x, y, width, height, dx, dy, strip, lit, shape) in enumerate(
-        (
-            (
-                "A",
-                blue,
-                0.12,
-                low,
-                deep,
-                high,
-                step,
-                tile_m,
-                (0.12, row, deep, tile_m),
-                (0.12 + done, row),
-                (bm, bk),
-            ),
-            (
-                "B",
-                orange,
-                cx,
-                by,
-                wide,
-                deep,
-                tile_n,
-                step,
-                (column, by, tile_n, deep),
-                (column, by + deep - done - step),
-                (bk, bn),
-            ),
-            (
-                "C",
-                green,
-                cx,
-                low,
-                wide,
-                high,
-                tile_n,
-                tile_m,
-                (column, row, tile_n, tile_m),
-                (column, row),
-                (bm, bn),
-            ),
-        )
-    ):
+    # For each matrix the rows of A or columns of B that the tile of C needs, and the corner of one K step's tile.
+    needed = {
+        "A": ((0.12, row, deep, tile_m), (0.12 + done, row)),
+        "B": ((column, by, tile_n, deep), (column, by + deep - done - step)),
+        "C": ((column, row, tile_n, tile_m), (column, row)),
+    }
+    matrices = (
+        ("A", blue, 0.12, low, deep, high, step, tile_m, (bm, bk)),
+        ("B", orange, cx, by, wide, deep, tile_n, step, (bk, bn)),
+        ("C", green, cx, low, wide, high, tile_n, tile_m, (bm, bn)),
+    )
+    for line, (name, tone, x, y, width, height, dx, dy, shape) in enumerate(matrices):
+        strip, lit = needed[name]
         draw(x, y, width, height, "white")
         draw(*strip, tone, alpha=0.3)
         draw(*lit, dx, dy, tone)
@@ -182,71 +176,4 @@ def draw_gemm(config, m: int, n: int, k: int) -> plots.Picture:
         f"tiles of B; one step of K is a tile of {bm} × {bk} of A and one of {bk} × {bn} of B. Right: TMA loads the "
         f"steps into a ring of {stages} stages of {size_a + size_b:g} KB each. The tensor core reads a stage and adds "
         f"to its sums in registers. C is staged in shared memory{parts}, and TMA stores it."
-    )
-
-
-def draw_sweep() -> plots.Picture:
-    """Draw who does what in a sweep: the notebook, the compilers, the GPU's worker and the journal."""
-    figure, axes = canvas("Whatever may crash has a process of its own", "", *plots.SIZE)
-    blue, orange, green, grey = (*map(plots.colour, ("best", "proposed", "predicted")), plots.GREY)
-
-    def part(x, y, width, height, tone, style, title="", text=""):
-        axes.add_patch(
-            FancyBboxPatch(
-                (x, y),
-                width,
-                height,
-                boxstyle="round,pad=0,rounding_size=0.06",
-                linewidth=1.5,
-                facecolor="white",
-                edgecolor=tone,
-                linestyle=style,
-            )
-        )
-        axes.text(x + 0.08, y + height - 0.14, title, fontsize=8, fontweight="bold", va="center")
-        axes.text(x + 0.08, y + height - 0.27, text, fontsize=7, va="top", linespacing=1.25)
-
-    def arrow(start, end, text, x, y):
-        axes.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": grey, "linewidth": 1.2})
-        axes.text(x, y, text, fontsize=7, ha="center", va="center", color="black")
-
-    part(
-        0.1,
-        0.8,
-        1.45,
-        1.4,
-        blue,
-        "-",
-        "notebook",
-        "resource model refuses,\nprediction orders;\nhands out work,\ncollects rows,\ncancels, resumes",
-    )
-    for shift in (0.16, 0.08):
-        part(2.35 + shift, 1.8 + shift, 1.3, 0.72, orange, "--")
-    part(2.35, 1.8, 1.3, 0.72, orange, "--", "compiler", "one per core, with\na time limit")
-    part(
-        2.35,
-        0.34,
-        1.46,
-        0.95,
-        green,
-        "--",
-        "GPU worker",
-        "one per GPU, one turn at\na time: checks, then\ntimes beside the library",
-    )
-    part(4.25, 1.0, 1.1, 0.95, grey, "-", "journal", "one line per row,\non disk before\nit is shown")
-    arrow((1.57, 1.95), (2.33, 2.15), "build", 1.9, 2.2)
-    arrow((1.57, 1.15), (2.33, 0.85), "measure", 1.93, 0.8)
-    arrow((1.57, 1.55), (4.23, 1.55), "rows", 3.0, 1.63)
-    axes.text(
-        0.1,
-        0.12,
-        "dashed: may crash, hang or be killed; the configuration gets a row that says so",
-        fontsize=7,
-        va="center",
-        color=grey,
-    )
-    return figure.describe(
-        "Four parts with arrows. The notebook hands builds to the compilers, one per core, and "
-        "measurements to one worker per GPU. It writes a line per row to the journal on disk. "
-        "Compilers and workers may crash, hang or be killed: each is a process of its own."
     )

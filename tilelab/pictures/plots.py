@@ -15,50 +15,35 @@ import zlib
 from collections.abc import Callable, Sequence
 
 import numpy
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
-
-from tilelab.runtime import device
+from matplotlib.ticker import MaxNLocator
 
 SIZE = (5.5, 3.2)
 # Okabe and Ito's palette, which can be told apart with any colour vision. The best kernel of a topic is dark blue.
-COLOURS = {
-    "cuBLAS": "#000000",
-    "torch": "#777777",
-    "conservative": "#D55E00",
-    "proposed": "#E69F00",
-    "best": "#0072B2",
-    "course": "#0072B2",
-    "persistent": "#0072B2",
-    "plain": "#CC79A7",
-    "predicted": "#009E73",
-    "torch copy_": "#777777",
-    "torch add": "#777777",
-    "torch copy": "#777777",
-    "torch index_select": "#777777",
-    "host": "#0072B2",
-    "device": "#009E73",
-    "pointers": "#E69F00",
-    "loads": "#D55E00",
-    "cp_async": "#E69F00",
-    "bulk_single": "#88CCEE",
-    "bulk_batch": "#0072B2",
-    "bulk_ring": "#009E73",
-    "search_a_thread": "#661100",
-    "lane0_search": "#D55E00",
-    "ballot_search": "#E69F00",
-    "shared_search": "#88CCEE",
-    "vectors": "#332288",
-    "bulk_rows": "#009E73",
-    "cuDNN": "#000000",
-    "eager": "#777777",
-    "flash": "#777777",
-    "efficient": "#777777",
-    "roles": "#88CCEE",
-    "overlap": "#117733",
-    "ping-pong": "#009E73",
+TONES = {
+    "#000000": ("cuBLAS", "cuDNN"),
+    "#777777": (
+        "torch",
+        "torch copy_",
+        "torch add",
+        "torch copy",
+        "torch index_select",
+        "eager",
+        "flash",
+        "efficient",
+    ),
+    "#D55E00": ("conservative", "loads", "lane0_search"),
+    "#E69F00": ("proposed", "pointers", "cp_async", "ballot_search"),
+    "#0072B2": ("best", "course", "persistent", "host", "bulk_batch"),
+    "#CC79A7": ("plain",),
+    "#009E73": ("predicted", "device", "bulk_ring", "bulk_rows", "ping-pong"),
+    "#88CCEE": ("bulk_single", "shared_search", "roles"),
+    "#661100": ("search_a_thread",),
+    "#332288": ("vectors",),
+    "#117733": ("overlap",),
 }
 # The modes of torch.compile in ch14_compiled.
 MODES = (
@@ -69,12 +54,9 @@ MODES = (
     "tma-only",
     "unfused",
     "math",
-    "unfused-default",
-    "flex",
-    "flex-tma",
-    "flex-max-autotune",
 )
-COLOURS |= dict.fromkeys(MODES, COLOURS["torch"])
+MODES += ("unfused-default", "flex", "flex-tma", "flex-max-autotune")
+COLOURS = {name: tone for tone, names in TONES.items() for name in names} | dict.fromkeys(MODES, "#777777")
 OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#6A51A3", "#8C510A")  # for names that are not above
 GREY = "#666666"
 UNITS = {"tflops": "TFLOP/s", "gbps": "GB/s", "us": "µs"}
@@ -111,7 +93,9 @@ def colour(name: str) -> str:
     return COLOURS.get(name) or OTHERS[zlib.crc32(name.encode()) % len(OTHERS)]
 
 
-def new_figure(rows, title: str, source: str, height: float = SIZE[1], layout: str = "constrained"):
+def new_figure(
+    rows: Sequence[dict], title: str, source: str, height: float = SIZE[1], layout: str = "constrained"
+) -> tuple[Figure, Axes]:
     """Return a Picture with title and source, `height` inches high, and its axes. ValueError if `rows` is empty."""
     if not rows:
         raise ValueError("there is nothing to draw: the list of rows is empty.")
@@ -124,15 +108,6 @@ def new_figure(rows, title: str, source: str, height: float = SIZE[1], layout: s
     if source:
         figure.supxlabel(escape_math(textwrap.fill(source, 100)), fontsize=7, color=GREY, x=0.99, ha="right")
     return figure, axes
-
-
-def _numbers(*sides) -> None:
-    """Put plain numbers on logarithmic axes, at 1, 2 and 5 where an axis spans less than three decades."""
-    for side in sides:
-        low, high = side.get_view_interval()
-        side.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
-        side.set_major_formatter("{x:g}")
-        side.set_minor_formatter(NullFormatter())
 
 
 def escape_math(text: object) -> str:
@@ -154,7 +129,7 @@ def _reason(row: dict, width: int = 56, lines: int = 2) -> str:
     return escape_math(textwrap.fill(text, width, max_lines=lines, placeholder=" …"))
 
 
-def label_lines(axes, rows, label: Key) -> None:
+def label_lines(axes: Axes, rows: Sequence[dict], label: Key) -> None:
     """Give each row a line of the chart, from top to bottom, with its label."""
     axes.set_yticks(range(len(rows))[::-1], [escape_math(_value(row, label)) for row in rows], fontsize=7.5)
     axes.set_ylim(-0.6, len(rows) - 0.4)
@@ -379,119 +354,8 @@ def heat_map(
     )
 
 
-def _describe_build(row: dict) -> tuple[str, str]:
-    """Return the colour and the words for one build."""
-    if row.get("status", "ok") != "ok":
-        reason = row.get("reason", "")
-        causes = {
-            "register": ("#D55E00", "registers"),
-            "shared memory": ("#E69F00", "shared\nmemory"),
-            "tensor memory": ("#E69F00", "tensor\nmemory"),
-            "": ("#bbbbbb", row["status"]),
-        }
-        return next(found for cause, found in causes.items() if cause in reason)
-    if row["unit"] != "mma.sync":
-        return "#0072B2", f"runs:\n{row['unit']}"
-    return "#56B4E9", "mma.sync,\nnot tcgen05" if device.target_limits(
-        row["target"]
-    ).has_tcgen05 else "runs:\nmma.sync"
-
-
-def build_table(rows: Sequence[dict], *, title: str, source: str) -> Picture:
-    """Draw configurations by targets: the tensor-core instruction that a build uses, or the resource that it lacks.
-
-    Rows hold name, target, status, reason, unit (wgmma, tcgen05 or mma.sync), and optionally `set`.
-    """
-    names = list(dict.fromkeys((row.get("set", ""), row["name"]) for row in rows))
-    targets = list(dict.fromkeys(row["target"] for row in rows))
-    figure, axes = new_figure(rows, title, source, height=0.9 + 0.32 * len(names))
-    for row in rows:
-        x, y = targets.index(row["target"]), len(names) - 1 - names.index((row.get("set", ""), row["name"]))
-        tone, words = _describe_build(row)
-        axes.add_patch(Rectangle((x, y), 0.97, 0.93, color=tone))
-        axes.text(
-            x + 0.485,
-            y + 0.45,
-            escape_math(words),
-            ha="center",
-            va="center",
-            fontsize=7,
-            linespacing=0.95,
-            color="white" if tone in ("#0072B2", "#D55E00") else "black",
-        )
-    axes.set_xlim(0, len(targets))
-    axes.set_ylim(0, len(names))
-    axes.set_xticks([x + 0.485 for x in range(len(targets))], targets)
-    labels = [escape_math(f"{which}  {name}".strip()) for which, name in reversed(names)]
-    axes.set_yticks([y + 0.45 for y in range(len(names))], labels, fontsize=7)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    return figure
-
-
-def roofline(
-    rows: Sequence[dict], *, peak_tflops: float, bandwidth_gbps: float, title: str, source: str
-) -> Picture:
-    """Draw rows (name, intensity in FLOP per byte, tflops) below two measured ceilings, with logarithmic axes."""
-    figure, axes = new_figure(rows, title, source)
-    ridge = peak_tflops * 1e3 / bandwidth_gbps
-    left = min([row["intensity"] for row in rows] + [ridge / 4]) / 2
-    right = max([row["intensity"] for row in rows] + [ridge * 4]) * 2
-    axes.set(xscale="log", yscale="log")
-    axes.plot(
-        [left, ridge, right],
-        [left * bandwidth_gbps / 1e3, peak_tflops, peak_tflops],
-        "--",
-        color="black",
-        lw=1,
-    )
-    axes.text(right, peak_tflops * 1.08, f"{peak_tflops:,.0f} TFLOP/s", fontsize=7, ha="right", va="bottom")
-    slope = (left * ridge) ** 0.5  # half way up
-    axes.text(
-        slope * 0.9,
-        slope * bandwidth_gbps / 1e3,
-        f"{bandwidth_gbps / 1e3:.2f} TB/s",
-        fontsize=7,
-        ha="right",
-        va="bottom",
-    )
-    names = dict.fromkeys(row["name"] for row in rows)
-    others = [name for name in names if name not in COLOURS]  # numbered, so that few names share a colour
-    for name in names:
-        tone = COLOURS.get(name) or OTHERS[others.index(name) % len(OTHERS)]
-        points = [(row["intensity"], row["tflops"]) for row in rows if row["name"] == name]
-        axes.plot(*zip(*points), "o", color=tone, markersize=4.5, alpha=0.85, label=escape_math(name))
-    axes.set_ylim(top=peak_tflops * 2)
-    _numbers(axes.xaxis, axes.yaxis)
-    axes.set_xlabel("operations per byte of memory traffic, FLOP/B", fontsize=8)
-    axes.set_ylabel("TFLOP/s", fontsize=8)
-    figure.legend(loc="outside right upper", fontsize=7, frameon=False, handletextpad=0.2)
-    return figure
-
-
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Return Spearman's rank correlation: 1 when both sequences have the same order."""
     import pandas
 
     return float(pandas.Series(first).rank().corr(pandas.Series(second).rank()))
-
-
-def scatter_predicted(rows: Sequence[dict], *, title: str, source: str) -> Picture:
-    """Draw predicted_ms over ms of the rows that ran, with logarithmic axes, the diagonal and the rank correlation."""
-    rows = [row for row in rows if _ran(row, "ms") and _ran(row, "predicted_ms")]
-    figure, axes = new_figure(rows, title, source)
-    measured, predicted = ([row[key] for row in rows] for key in ("ms", "predicted_ms"))
-    ends = [min(measured + predicted) / 1.2, max(measured + predicted) * 1.2]
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    axes.plot(ends, ends, "--", color="black", linewidth=1)
-    axes.plot(measured, predicted, "o", color=colour("predicted"), markersize=4, alpha=0.8)
-    if len(set(measured)) > 2 and len(set(predicted)) > 1:  # two points always agree or disagree
-        text = f"rank correlation {rank_correlation(measured, predicted):.2f}\n(Spearman, {len(rows)} configurations)"
-        axes.text(0.03, 0.97, text, transform=axes.transAxes, fontsize=8, va="top")
-    axes.text(
-        0.99, 0.03, "below the line: slower than predicted", transform=axes.transAxes, fontsize=7, ha="right"
-    )
-    _numbers(axes.xaxis, axes.yaxis)
-    axes.set_xlabel("measured, ms", fontsize=8)
-    axes.set_ylabel("predicted, ms", fontsize=8)
-    return figure

@@ -170,7 +170,9 @@ def _requested_smem(dynamic: int, static: int | None, target: str) -> int:
     return dynamic + max((static or 0) - system, 0)
 
 
-def job_for(kernel, signature: dict[str, str], constants: dict[str, Any], target: str, **fields) -> Job:
+def job_for(
+    kernel: Any, signature: dict[str, str], constants: dict[str, Any], target: str, **fields: Any
+) -> Job:
     """Return the Job of a `@triton.jit` function, also an interpreted or autotuned one; `fields` are others of Job.
 
     Raises ValueError for a kernel that another process cannot import by name.

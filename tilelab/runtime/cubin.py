@@ -17,19 +17,7 @@ from tilelab.runtime import cuda
 
 # Opcodes that move data in a .cu kernel: threads through registers (LD*, ST*), threads without registers (LDGSTS), the
 # copy engine (UBLK*, UTMA*), and mbarriers (SYNCS).
-OPCODES = (
-    "LDG",
-    "STG",
-    "LDS",
-    "STS",
-    "LDGSTS",
-    "UBLKCP",
-    "UBLKRED",
-    "UTMALDG",
-    "UTMASTG",
-    "UTMAREDG",
-    "SYNCS",
-)
+OPCODES = "LDG STG LDS STS LDGSTS UBLKCP UBLKRED UTMALDG UTMASTG UTMAREDG SYNCS".split()
 STO_CUDA_ENTRY = 0x10  # marks a kernel in the symbol table
 EIATTR_REGCOUNT, EIATTR_MIN_STACK_SIZE = 0x2F, 0x12
 

@@ -207,7 +207,7 @@ def compile_file(
         raise CompileError(str(error).replace(f"{path.parent}{os.sep}", "")) from error.__cause__
 
 
-def current_device():
+def current_device() -> Any:
     """Return the cuda.core Device of torch's current GPU, and make its primary context current in this thread."""
     import torch
     from cuda.core import Device
@@ -238,7 +238,7 @@ def ensure_cuda_context() -> None:
         _thread.ready = True
 
 
-def load_cubin(cubin: bytes, kernel_name: str):
+def load_cubin(cubin: bytes, kernel_name: str) -> Any:
     """Load a cubin on the current GPU and return its kernel (cuda.core.Kernel). Raises Unsupported without a GPU."""
     from cuda.core import ObjectCode
 
@@ -254,7 +254,7 @@ def _file_states(files: Sequence[str]) -> list[tuple[int, int]]:
     return [(stat.st_mtime_ns, stat.st_size) for stat in map(os.stat, files)]
 
 
-def load_kernel(path: str | os.PathLike, name: str, options: Sequence[str] = ()):
+def load_kernel(path: str | os.PathLike, name: str, options: Sequence[str] = ()) -> Any:
     """Return the kernel `name` of a .cu file (cuda.core.Kernel), compiled for torch's current GPU and loaded on it.
 
     The kernel is kept until the file or a header that it includes is edited, so a call takes microseconds. Raises
@@ -390,7 +390,7 @@ def _allow_smem(kernel, device_id: int, smem_bytes: int) -> None:
 
 
 def prepare_launch(
-    kernel,
+    kernel: Any,
     grid: int | Sequence[int],
     block: int | Sequence[int],
     args: Sequence[Any] | Mapping[str, Any],
@@ -453,7 +453,7 @@ def prepare_launch(
 
 
 def launch(
-    kernel,
+    kernel: Any,
     grid: int | Sequence[int],
     block: int | Sequence[int],
     args: Sequence[Any],

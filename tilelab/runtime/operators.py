@@ -28,7 +28,7 @@ def register(
     instead: str = "",
     save: Callable | None = None,
     backward: Callable | None = None,
-):
+) -> Callable:
     """Register an operator and return it.
 
     `schema` is its name and arguments as torch.library writes them. `run` computes it. `fake` returns empty tensors of

@@ -72,7 +72,7 @@ class Planner:
         self.make, self.names, self.plans = make, names, {}
         _planners.append(self)
 
-    def find(self, inputs: tuple, out: torch.Tensor | None, *options) -> Plan:
+    def find(self, inputs: tuple, out: torch.Tensor | None, *options: Any) -> Plan:
         """Return the plan for arguments of this kind, made now if there is none."""
         try:
             # A plan is for the current GPU. torch.cuda.current_device takes three times longer than this function.
@@ -93,7 +93,7 @@ class Planner:
                 self.plans[key] = plan
         return plan
 
-    def run(self, inputs: tuple, out: torch.Tensor | None, *options) -> torch.Tensor:
+    def run(self, inputs: tuple, out: torch.Tensor | None, *options: Any) -> torch.Tensor:
         """Run the operator and return `out`, or new memory."""
         return self.launch(self.find(inputs, out, *options), inputs, out)
 
@@ -108,7 +108,7 @@ class Planner:
         plan.launch(*inputs, out)
         return out
 
-    def prepare(self, inputs: tuple, out: torch.Tensor | None, *options) -> Launch:
+    def prepare(self, inputs: tuple, out: torch.Tensor | None, *options: Any) -> Launch:
         """Make a new plan for these tensors, and return a Launch that keeps them alive."""
         plan = self.make(*inputs, out, *options)
         out = plan.make_out() if out is None else out

@@ -38,7 +38,7 @@ def parameter_bytes(ptx: str) -> list[int]:
 
 
 def make_parameters(
-    compiled,
+    compiled: Any,
     arguments: Mapping[str, Any],
     follows: Mapping[str, int] | None = None,
     encode: Callable = tensor_map.make_tensor_map,
@@ -90,7 +90,7 @@ def make_parameters(
 
 
 def bind(
-    compiled,
+    compiled: Any,
     grid: tuple[int, ...],
     arguments: Mapping[str, Any],
     follows: Mapping[str, int] | None = None,
@@ -136,12 +136,12 @@ def _forget_memory(argument: Any) -> Any:
 
 
 def prepare(
-    kernel,
+    kernel: Any,
     grid: tuple[int, ...],
     arguments: Mapping[str, Any],
     follows: Mapping[str, int],
     early: bool | None = None,
-    **constants,
+    **constants: Any,
 ) -> Callable[..., None]:
     """Compile and load a kernel, and return a function of tensors that launches it on torch's current stream.
 

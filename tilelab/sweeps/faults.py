@@ -10,6 +10,7 @@ import dataclasses
 import os
 import pathlib
 import time
+from typing import Any
 
 from tilelab.runtime import build, device, files, provenance
 from tilelab.sweeps.space import Space
@@ -62,18 +63,18 @@ class FaultSpace(Space):
     def target(self) -> str:
         return self.compile_for or device.current().target or "sm_90a"
 
-    def label(self, config):
+    def label(self, config: Config) -> dict[str, Any]:
         kernel = f"{config.block} {config.fault}".strip()
         return super().label(config) | {"kernel": kernel, "block": config.block, "fault": config.fault}
 
-    def predict_us(self, config):
+    def predict_us(self, config: Config) -> float:
         return 1e3 * config.block  # no model: it only fixes the order
 
     @classmethod
-    def source(cls):
+    def source(cls) -> str:
         return provenance.source_hash(pathlib.Path(__file__).with_name("faults_kernels.py"))
 
-    def job(self, config):
+    def job(self, config: Config) -> build.Job:
         kernel = "tilelab.sweeps.faults_kernels:double_kernel"
         if crash := COMPILER_CRASHES.get(config.fault):
             path = pathlib.Path(self.folder, f"{config.fault.replace(' ', '_')}.py")
@@ -87,13 +88,13 @@ class FaultSpace(Space):
             aligned=("x", "y"),
         )
 
-    def warm_up(self):
+    def warm_up(self) -> dict:
         from tilelab.measure import check  # noqa: F401, its imports take seconds
         from tilelab.sweeps import faults_kernels  # noqa: F401
 
         return {}
 
-    def measure(self, config):
+    def measure(self, config: Config) -> dict:
         import torch
 
         from tilelab.measure import check

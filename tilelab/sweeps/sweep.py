@@ -37,23 +37,10 @@ REASON_CHARS = 300  # how much of a reason is kept
 BUILDS_AT_ONCE = 64  # builds handed to an executor of the caller's
 START_S = 180  # how long a worker may take to import torch and to open the GPU
 NOTICE_S = 2  # how long a loop over a sweep waits for a row before it looks whether the sweep waits for a GPU
-RECORDED = (  # what a record of a whole sweep keeps of a row
-    *(
-        "name",
-        "config",
-        "kernel",
-        "shape",
-        "dtype",
-        "status",
-        "reason",
-        "ms",
-        "peer_ms",
-        "ratio",
-        "tflops",
-        "gbps",
-    ),
-    *("registers", "smem", "final_ms", "final_ratio"),
-)
+# What a record of a whole sweep keeps of a row.
+RECORDED = (
+    "name config kernel shape dtype status reason ms peer_ms ratio tflops gbps registers smem final_ms final_ratio"
+).split()
 
 
 # ---- tasks for an executor, on this machine or another

@@ -217,64 +217,58 @@ def make_ladders() -> tuple[lesson.Ladder, ...]:
 
     both = 2 * LARGE[0] * LARGE[1] * 4
     searched = QUERIES * TABLE_ROWS * ROW * 4  # bytes that reach the SMs
-    return (
-        lesson.Ladder(
-            "ch10_tile_copies", "torch copy_", prepare_copy, make_matrices, check_copy, nbytes=both
-        ),
-        lesson.Ladder(
-            "ch10_tile_stencils", "torch copy_", prepare_copy, make_matrices, check_stencil, nbytes=both
-        ),
-        lesson.Ladder(
-            "ch10_tile_transposes",
-            "torch copy_",
-            prepare_copy,
-            lambda: make_matrices(transposed=True),
-            check_transpose,
-            nbytes=both,
-        ),
-        lesson.Ladder(
-            "ch10_tile_searches",
-            "torch cdist",
-            lambda table, queries, out: lambda: torch.amin(torch.cdist(queries, table, p=1), 1, out=out),
-            make_search,
-            check_search,
-            nbytes=searched,
-        ),
-        lesson.Ladder(
-            "ch10_tile_sums",
-            "torch sum",
-            lambda x, out: lambda: torch.sum(x, 0, out=out),
-            make_batch,
-            check_sum,
-            nbytes=4 * BATCHED[0] * BATCHED[1] * BATCHED[2],
-        ),
+    turned = functools.partial(make_matrices, transposed=True)
+    of_matrices = (
+        lesson.Ladder(f"ch10_tile_{name}", "torch copy_", prepare_copy, make_inputs, check, nbytes=both)
+        for name, make_inputs, check in (
+            ("copies", make_matrices, check_copy),
+            ("stencils", make_matrices, check_stencil),
+            ("transposes", turned, check_transpose),
+        )
     )
+    searches = lesson.Ladder(
+        "ch10_tile_searches",
+        "torch cdist",
+        lambda table, queries, out: lambda: torch.amin(torch.cdist(queries, table, p=1), 1, out=out),
+        make_search,
+        check_search,
+        nbytes=searched,
+    )
+    sums = lesson.Ladder(
+        "ch10_tile_sums",
+        "torch sum",
+        lambda x, out: lambda: torch.sum(x, 0, out=out),
+        make_batch,
+        check_sum,
+        nbytes=4 * BATCHED[0] * BATCHED[1] * BATCHED[2],
+    )
+    return (*of_matrices, searches, sums)
 
 
 def _show_sweep(
-    ladder: lesson.Ladder,
-    experiment: str,
-    versions: dict[int, tuple],
-    key: str,
-    label: str,
-    find: Callable[[dict[int, dict]], str],
-    logarithmic: bool = False,
-):
-    """Return the curve of a sweep, with the title `find(rows)`, or only its label where it was never timed."""
-    record = ladder.sweep(experiment, {(value,): version for value, version in versions.items()}, (key,))
-    if any("ratio" not in row for row in record.rows):
-        return record.label()
-    return figures.draw_curve(record, key, label, find({row[key]: row for row in record.rows}), logarithmic)
+    ladder: lesson.Ladder, experiment: str, kernel, launch: Callable, constant: str, values: Sequence[int]
+) -> Callable:
+    """Time a kernel with each value of a constant, where `launch(kernel, value)` is the `prepare` of a version.
+
+    Return a function of a label, a title `find(rows)` and the options of `figures.draw_curve`, which returns the curve,
+    or only the record's label where it was never timed.
+    """
+    versions = {(value,): kernel.define(**{constant: value}) for value in values}
+    versions = {key: (version, launch(version, *key)) for key, version in versions.items()}
+    record = ladder.sweep(experiment, versions, (constant.lower(),))
+
+    def draw(label: str, find: Callable[[dict[int, dict]], str], **options):
+        if any("ratio" not in row for row in record.rows):
+            return record.label()
+        rows = {row[constant.lower()]: row for row in record.rows}
+        return figures.draw_curve(record, constant.lower(), label, find(rows), **options)
+
+    return draw
 
 
 def show_stages(ladder: lesson.Ladder, kernel, launch: Callable):
     """Time a ring with 2 to 12 stages and return the curve. `launch(kernel, stages)` is the `prepare` of a version."""
-    rings = {stages: kernel.define(STAGES=stages) for stages in (2, 3, 4, 8, 12)}
-    return _show_sweep(
-        ladder,
-        "ch10_tile_ring_stages",
-        {stages: (ring, launch(ring, stages)) for stages, ring in rings.items()},
-        "stages",
+    return _show_sweep(ladder, "ch10_tile_ring_stages", kernel, launch, "STAGES", (2, 3, 4, 8, 12))(
         "stages of 8 KiB",
         lambda rows: (
             f"One block per SM: two stages reach {rows[2]['ratio']:.2f} of torch's copy, "
@@ -285,12 +279,7 @@ def show_stages(ladder: lesson.Ladder, kernel, launch: Callable):
 
 def show_clusters(ladder: lesson.Ladder, kernel, launch: Callable):
     """Time a search with clusters of 1, 2 and 4 and return the curve. `launch(kernel, cluster)` is the `prepare`."""
-    versions = {size: kernel.define(CLUSTER=size) for size in (1, 2, 4)}
-    return _show_sweep(
-        ladder,
-        "ch10_tile_clusters",
-        {size: (version, launch(version, size)) for size, version in versions.items()},
-        "cluster",
+    return _show_sweep(ladder, "ch10_tile_clusters", kernel, launch, "CLUSTER", (1, 2, 4))(
         "blocks of a cluster",
         lambda rows: (
             f"Tiles sent to two blocks: {rows[1]['ms'] / rows[2]['ms']:.2f} × one block, "
@@ -302,12 +291,7 @@ def show_clusters(ladder: lesson.Ladder, kernel, launch: Callable):
 def show_shares(ladder: lesson.Ladder, kernel):
     """Take the step of the sum with 64 tiles per block, then time 1 to 8,192 tiles per block and return the curve."""
     display(ladder.step(kernel, by_share(kernel, 64)))
-    versions = {share: kernel.define(SHARE=share) for share in (1, 8, 64, 512, 8192)}
-    return _show_sweep(
-        ladder,
-        "ch10_tile_shares",
-        {share: (version, by_share(version, share)) for share, version in versions.items()},
-        "share",
+    return _show_sweep(ladder, "ch10_tile_shares", kernel, by_share, "SHARE", (1, 8, 64, 512, 8192))(
         "tiles that a block adds up",
         lambda rows: (
             f"L2 adds every tile: {rows[1]['ratio']:.2f} of torch's sum; the best share: "

@@ -23,7 +23,7 @@ from ch10.wgmma_gemm.configs import (
     predict_us,
     rejection,
 )
-from tilelab.measure import bench, check, llm_shapes, peers
+from tilelab.measure import bench, check, layer_shapes, peers
 from tilelab.measure.patch import patched_source
 from tilelab.records import results
 from tilelab.runtime import build, device, operands, provenance, tensor_map, tuned
@@ -284,7 +284,7 @@ def measure_llm():
     return [measure_best(*shape) for shape in LLM]
 
 
-@experiment("ch10_gemm_layers", source=lambda: source(llm_shapes.list_products, tuned.find))
+@experiment("ch10_gemm_layers", source=lambda: source(layer_shapes.list_products, tuned.find))
 def measure_layers():
     """Time the tuned configuration and the model's beside cuBLAS, interleaved, for the layers of six models.
 
@@ -297,7 +297,7 @@ def measure_layers():
     rows, sms = [], device.current().sms
     products = [
         (layer, shape, *wgmma_gemm.find_best(*shape), best_config(*shape, sms))
-        for layer, shape in llm_shapes.list_products()
+        for layer, shape in layer_shapes.list_products()
     ]
     _compile({str(config): config for *_, best, _, by_model in products for config in (best, by_model)})
     for layer, (m, n, k), best, chosen, by_model in products:

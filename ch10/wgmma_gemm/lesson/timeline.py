@@ -193,9 +193,7 @@ def read_stamps(groups: list[list[tuple[int, int]]], one_group: bool) -> tuple[l
                 }
                 if kind == MULTIPLIED:
                     row |= {"stage": begin[1], "phase": begin[2]}
-                elif kind != STORED and not (
-                    one_group and kind == LOADED
-                ):  # the order of the steps gives its stage
+                elif kind != STORED and not (one_group and kind == LOADED):  # its order gives the stage
                     row |= {"stage": stage, "phase": phase ^ (kind == FREE)}
                 rows.append(row)
                 if kind == ARRIVED:
@@ -216,23 +214,22 @@ def find_product_cycles(config: WgmmaConfig) -> float:
 
 def record_config(name: str, config: WgmmaConfig, cold: bool = False) -> list[dict]:
     """Run the kernel at SHAPE and return a recording of each CTA that ran on one SM, in their order."""
-    here, recordings = device.current(), []
-    for groups in record_stamps(name, config, cold):
-        rows, length, ghz = read_stamps(groups, config.kernel == "one_group")
-        recordings.append(
-            timeline.make_recording(
-                name,
-                rows,
-                stages=config.num_stages,
-                gpu=here.name,
-                date=provenance.utc_now()[:10],
-                config=str(config),
-                ghz=ghz,
-                product_cycles=find_product_cycles(config),
-                length=length,
-            )
+    return [
+        timeline.make_recording(
+            name,
+            rows,
+            stages=config.num_stages,
+            gpu=device.current().name,
+            date=provenance.utc_now()[:10],
+            config=str(config),
+            ghz=ghz,
+            product_cycles=find_product_cycles(config),
+            length=length,
         )
-    return recordings
+        for rows, length, ghz in (
+            read_stamps(groups, config.kernel == "one_group") for groups in record_stamps(name, config, cold)
+        )
+    ]
 
 
 # ---- the record for the view

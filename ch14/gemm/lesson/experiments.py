@@ -24,7 +24,7 @@ from ch14.gemm.configs import (
     rank_configs,
     rejection,
 )
-from tilelab.measure import bench, check, llm_shapes
+from tilelab.measure import bench, check, layer_shapes
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance, tuned
 
@@ -236,7 +236,7 @@ def measure_llm():
 
 
 @results.experiment(
-    "ch14_gemm_layers", lambda: provenance.source_hash(*MEASURED, llm_shapes.list_products, tuned.find)
+    "ch14_gemm_layers", lambda: provenance.source_hash(*MEASURED, layer_shapes.list_products, tuned.find)
 )
 def measure_layers():
     """Time the tuned configuration and the model's beside cuBLAS, interleaved, for the layers of six models.
@@ -255,7 +255,7 @@ def measure_layers():
             *gemm.find_best(*shape, "bf16", True, here.target, here.sms),
             rank_configs("course", *shape, "bf16", here.target, here.sms)[0],
         )
-        for layer, shape in llm_shapes.list_products()
+        for layer, shape in layer_shapes.list_products()
     ]
     compile_ahead(
         (config, *shape, "bf16", "k")

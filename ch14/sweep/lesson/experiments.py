@@ -26,7 +26,7 @@ from ch14.gemm.kernels import gemm_persistent_kernel
 from ch14.gemm.lesson import sweep as gemm_sweep
 from ch14.gemm.lesson.experiments import make_inputs
 from ch14.gemm.lesson.sweep import GemmSpace
-from tilelab.measure import check, llm_shapes
+from tilelab.measure import check, layer_shapes
 from tilelab.records import results
 from tilelab.runtime import device, provenance, worker_pool
 from tilelab.runtime.operands import row_stride
@@ -330,7 +330,7 @@ def measure_regret():
 
     `regret` is the time of the fastest of those that the model ranks first over the time of the fastest of all, less 1.
     """
-    shapes = [shape for _, shape in llm_shapes.list_products()][2::5][
+    shapes = [shape for _, shape in layer_shapes.list_products()][2::5][
         : 2 if os.environ.get("TILES_QUICK") else 20
     ]
     rows = []

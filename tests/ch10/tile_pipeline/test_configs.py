@@ -76,11 +76,6 @@ TURNED = TileConfig("transpose", 64, 64, 128, swizzle="32B", block=4, raster=2)
             "copy 4 × 256, 32 threads, 2 stages, span 8",
         ),
         (
-            TileConfig("copy", 4, 256, l2_promotion="256B"),
-            "copy · 4×256 · 32 threads · 1 stage · 1 tile per CTA · L2 fetches 256B",
-            "copy 4 × 256, 32 threads, 1 stage, span 1, L2 256B",
-        ),
-        (
             TileConfig("copy", 4, 256, l2_promotion="none"),
             "copy · 4×256 · 32 threads · 1 stage · 1 tile per CTA · L2 fetches none",
             "copy 4 × 256, 32 threads, 1 stage, span 1, no promotion",

@@ -9,7 +9,7 @@ import triton
 
 from ch14 import attention
 from ch14.attention import AttentionConfig, hopper_kernel, job, spec
-from tilelab.emulator import gluon_emulator
+from tilelab.emulator import gluon as gluon_emulator
 from tilelab.runtime import build
 
 FOUR_GROUPS = attention.configs(64)["four groups"]

@@ -11,7 +11,7 @@ import torch
 import ch14  # noqa: F401 (it selects the interpreter before triton is imported)
 from tilelab.cells import lesson, triton_cell
 from tilelab.course import notebook
-from tilelab.emulator import gluon_emulator
+from tilelab.emulator import gluon as gluon_emulator
 from tilelab.records import results
 from tilelab.runtime import device
 

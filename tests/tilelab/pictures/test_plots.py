@@ -9,66 +9,21 @@ from matplotlib.figure import Figure
 from ch14.gemm.configs import configs
 from tilelab.pictures import diagrams, plots
 
+COMMON = {"shape": [64, 64, 64], "status": "ok", "reason": ""}
 ROWS = [
-    {
-        "name": "best",
-        "shape": [64, 64, 64],
-        "config": "64,64",
-        "ms": 0.5,
-        "predicted_ms": 0.6,
-        "tflops": 700.0,
-        "ratio": 1.05,
-        "status": "ok",
-        "reason": "",
-        "intensity": 300.0,
-        "x": 64,
-        "y": 128,
-    },
-    {
-        "name": "proposed",
-        "shape": [64, 64, 64],
-        "config": "$64$",
-        "ms": 1.0,
-        "predicted_ms": 0.9,
-        "tflops": 350.0,
-        "ratio": 0.5,
-        "status": "ok",
-        "reason": "",
-        "intensity": 30.0,
-        "x": 128,
-        "y": 128,
-    },
-    {
-        "name": "a $5$ kernel",
-        "shape": [64, 64, 64],
-        "config": "256",
-        "ms": 2.0,
-        "predicted_ms": 3.0,
-        "tflops": 50.0,
-        "ratio": 0.2,
-        "status": "ok",
-        "reason": "",
-        "intensity": 3.0,
-        "x": 64,
-        "y": 64,
-    },
+    COMMON
+    | {"name": "best", "config": "64,64", "ms": 0.5, "tflops": 700.0, "ratio": 1.05, "x": 64, "y": 128},
+    COMMON
+    | {"name": "proposed", "config": "$64$", "ms": 1.0, "tflops": 350.0, "ratio": 0.5, "x": 128, "y": 128},
+    COMMON
+    | {"name": "a $5$ kernel", "config": "256", "ms": 2.0, "tflops": 50.0, "ratio": 0.2, "x": 64, "y": 64},
 ]
-REJECTED = {
-    "name": "proposed",
-    "config": "256,256",
-    "status": "rejected",
+REJECTED = {"name": "proposed", "config": "256,256", "status": "rejected", "x": 256, "y": 128} | {
     "reason": "it needs 9 B of shared memory",
-    "x": 256,
-    "y": 128,
     "shape": [64, 64, 64],
 }
-WRONG = ROWS[0] | {
-    "status": "wrong",
-    "reason": "one element differs",
-    "x": 256,
-    "tflops": 9999.0,
-    "ratio": 99.0,
-}
+WRONG = {"status": "wrong", "reason": "one element differs", "x": 256, "tflops": 9999.0, "ratio": 99.0}
+WRONG = ROWS[0] | WRONG
 TITLES = {
     "title": "A finding: $5 a tile and $6 a stage, in a title so long that one line of it cannot hold it all",
     "source": "recorded on NVIDIA H200, 2026-11-21",
@@ -79,17 +34,10 @@ def words(figure):
     return " ".join(text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")))
 
 
-def built(rows):
-    return [{"target": "sm_90a", "unit": "wgmma"} | row for row in rows]
-
-
 PICTURES = {
     "ratios": lambda rows: plots.ratios(rows, label="config", floor=0.9, **TITLES),
     "ladder": lambda rows: plots.ladder(rows, label="config", ceiling=800, ceiling_label="roof", **TITLES),
     "heat_map": lambda rows: plots.heat_map(rows, "x", lambda row: row["y"], "ratio", y_label="y", **TITLES),
-    "roofline": lambda rows: plots.roofline(rows, peak_tflops=800, bandwidth_gbps=4000, **TITLES),
-    "scatter": lambda rows: plots.scatter_predicted(rows, **TITLES),
-    "build": lambda rows: plots.build_table(built(rows), **TITLES),
 }
 each_picture = pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
 
@@ -118,13 +66,7 @@ def test_draws_without_a_warning_and_leaves_nothing_open(draw):
 
 
 @pytest.mark.parametrize(
-    "name, word",
-    [
-        ("ladder", REJECTED["reason"]),
-        ("ratios", REJECTED["reason"]),
-        ("heat_map", "x"),
-        ("build", "shared\nmemory"),
-    ],
+    "name, word", [("ladder", REJECTED["reason"]), ("ratios", REJECTED["reason"]), ("heat_map", "x")]
 )
 def test_what_did_not_run_stays_in_the_picture_with_its_reason(name, word):
     figure = PICTURES[name]([*ROWS, REJECTED])
@@ -145,31 +87,6 @@ def test_ratios_name_the_peer_and_the_floor():
         text.get_text() for text in PICTURES["ratios"](ROWS).axes[0].texts
     }
     assert_draws(PICTURES["ratios"](ROWS * 7))
-
-
-def test_build_table_tells_the_tensor_cores_apart():
-    rows = [
-        {"name": "64,64", "target": target, "status": "ok", "reason": "", "unit": unit}
-        for target, unit in (
-            ("sm_90a", "wgmma"),
-            ("sm_100a", "tcgen05"),
-            ("sm_103a", "mma.sync"),
-            ("sm_121a", "mma.sync"),
-        )
-    ]
-    rows.append(rows[0] | {"target": "sm_80", "status": "unsupported", "reason": "sm_80 has no TMA"})
-    rows.append(
-        rows[0] | {"name": "256,256", "status": "rejected", "reason": "512 threads have 128 registers"}
-    )
-    texts = [text.get_text() for text in plots.build_table(rows, **TITLES).axes[0].texts]
-    assert texts == [
-        "runs:\nwgmma",
-        "runs:\ntcgen05",
-        "mma.sync,\nnot tcgen05",
-        "runs:\nmma.sync",
-        "unsupported",
-        "registers",
-    ]
 
 
 def test_no_ratio_is_below_zero():
@@ -246,12 +163,6 @@ def test_gemm_picture_of_any_shape_and_anything_like_a_config(shape):
         smem_bytes=lambda dtype, target: 2**18,
     )
     assert_draws(diagrams.draw_gemm(config, *shape))
-
-
-def test_sweep_picture():
-    figure = diagrams.draw_sweep()
-    assert_draws(figure)
-    assert "journal" in figure.description
 
 
 def test_colours_are_fixed():

@@ -19,7 +19,8 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ class GluonError(RuntimeError):
 
 
 @contextlib.contextmanager
-def with_seed(seed: int):
+def with_seed(seed: int) -> Iterator[None]:
     """Let the roles take other turns, and TMA land in another order."""
     token = _seed.set(seed)
     try:
@@ -47,7 +48,7 @@ _replaced = contextvars.ContextVar("replaced", default=None)
 
 
 @contextlib.contextmanager
-def replacing(**functions):
+def replacing(**functions: Callable) -> Iterator[None]:
     """Let kernels call these functions instead of those of the same names."""
     token = _replaced.set(functions)
     try:
@@ -77,13 +78,13 @@ class Tile:
             self.children[index] = Tile(self.data[index])
         return self.children[index]
 
-    def reshape(self, shape) -> Tile:
+    def reshape(self, shape: Sequence[int]) -> Tile:
         return Tile(self.data.view(*shape), self.state, [])
 
-    def permute(self, order) -> Tile:
+    def permute(self, order: Sequence[int]) -> Tile:
         return Tile(self.data.permute(*order), self.state, [])
 
-    def load(self, layout=None) -> torch.Tensor:
+    def load(self, layout: Any = None) -> torch.Tensor:
         _require_landed(self, "a thread reads")
         return self.data.clone()
 
@@ -575,7 +576,7 @@ def is_enabled() -> bool:
     return hasattr(JITFunction.run, "emulates")
 
 
-def run(kernel, grid, *arguments, **constants) -> None:
+def run(kernel: Any, grid: Sequence[int], *arguments: Any, **constants: Any) -> None:
     """Run every program of `kernel[grid](*arguments, **constants)` on CPU tensors. GluonError names a broken rule."""
     constants = {
         name: value for name, value in constants.items() if name in kernel.arg_names

@@ -8,7 +8,7 @@ import torch
 
 import ch14  # noqa: F401  selects Triton's interpreter where there is no GPU
 from tilelab.cells import lesson
-from tilelab.emulator import gluon_emulator
+from tilelab.emulator import gluon as gluon_emulator
 
 COPY = """
 from triton.experimental import gluon
