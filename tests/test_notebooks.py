@@ -19,7 +19,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
 DEMOS = sorted((ROOT / "notebooks" / "demo").glob("*.ipynb"))
 PICTURES = ROOT / "notebooks" / "pictures"
-IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)]*)\)")
+IMAGE = re.compile(r"!\[(.*?)\]\(([^)]*)\)")
 ABSOLUTE_HOME = re.compile(r"(/home/|/Users/|/root/|[A-Z]:\\+Users\\)\w")
 
 

@@ -13,11 +13,10 @@ native_kernels.py (the emulated path takes other chapters').
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -42,7 +41,7 @@ __all__ = [
     "PAIR",
 ]
 
-Operand = Packed | Transposed | torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+Operand: TypeAlias = Packed | Transposed | torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 PAIR = ("fp8_1x128", "fp8_128x128")
 
 
@@ -62,7 +61,7 @@ WITH_TMA = tuple(target for target in device.TARGETS if device.target_limits(tar
 PATHS = {
     "native": Path(native, {(form, form) for form in native.FORMS}, NATIVE),
     "fp8": Path(fp8_gemm, {PAIR}, ("sm_90a",)),
-    "emulated": Path(emulated, set(itertools.product(emulated.FORMS, repeat=2)), WITH_TMA),
+    "emulated": Path(emulated, {(a, b) for a in emulated.FORMS for b in emulated.FORMS}, WITH_TMA),
     "decode": Path(fp4_decode, {("bf16", "mxfp4")}, device.TARGETS),
 }
 
@@ -140,9 +139,11 @@ def explain_path(form: str, target: str, path: str) -> str:
     return f"{form} is emulated on {target}, decoded to bf16 and multiplied there: {reason}."
 
 
-def _form_and_shape(name: str, given: Operand) -> tuple[str, tuple[int, int]]:
-    if isinstance(given, Packed if name == "a" else Transposed):
-        return (given if name == "a" else given.T).format.name, given.shape
+def _form_and_shape(name: str, given) -> tuple[str, tuple[int, int]]:
+    if isinstance(given, Packed) and name == "a":
+        return given.format.name, given.shape
+    if isinstance(given, Transposed) and name == "b":
+        return given.T.format.name, given.shape
     if isinstance(given, tuple) and len(given) == 2 and all(isinstance(each, torch.Tensor) for each in given):
         return dict(zip("ab", PAIR))[name], tuple(given[0].shape)
     if isinstance(given, torch.Tensor) and given.dtype == torch.bfloat16 and given.ndim == 2 and name == "a":
@@ -153,7 +154,7 @@ def _form_and_shape(name: str, given: Operand) -> tuple[str, tuple[int, int]]:
     )
 
 
-def _list_tensors(path: str, a: Operand, b: Operand) -> tuple:
+def _list_tensors(path: str, a, b) -> tuple:
     """Return the first arguments of a path's functions: a, b, scale_a and scale_b for fp8."""
     if path == "decode":
         return a, b.T.values, b.T.scales
@@ -246,7 +247,7 @@ def block_scaled_mm_operator(
     return _run(left, weight.T, None, None, None, config, path)
 
 
-def _list_memory(given: Operand) -> tuple:
+def _list_memory(given) -> tuple:
     """Return the tensors of an operand."""
     packed = given.T if isinstance(given, Transposed) else given
     if isinstance(packed, Packed):

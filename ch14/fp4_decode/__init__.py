@@ -8,6 +8,7 @@ the same bits. Read `kernels` first, and then `configs`. Source: OCP MX v1.0.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -59,7 +60,7 @@ def spec(
 
 def _check_operands(x, weight, scales, out) -> tuple[int, int, int]:
     """Return M, N and K; raise ValueError for operands that the kernels cannot read."""
-    common = dict(op="decode", contiguous=True, not_empty=True)
+    common: dict[str, Any] = dict(op="decode", contiguous=True, not_empty=True)
     operands.require_tensor("x", x, dtype=torch.bfloat16, ndim=2, aligned=16, **common)
     operands.require_tensor("weight", weight, dtype=torch.uint8, ndim=2, on=x.device, aligned=16, **common)
     (m, k), n = x.shape, weight.shape[0]
@@ -86,7 +87,7 @@ def _check_hardware(config: DecodeConfig, x: torch.Tensor) -> None:
         raise device.Unsupported(
             f"decode needs its tensors on a GPU; they are on {x.device}: move them there."
         )
-    elif config.kernel == "registers" and device.current().capability < (9, 0):
+    elif config.kernel == "registers" and (device.current().capability or (0, 0)) < (9, 0):
         raise device.Unsupported(
             "the registers kernel needs products of bf16x2 (compute capability 9.0 or newer): "
             "use a plain configuration."

@@ -65,7 +65,7 @@ def find_best(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[Fp8Co
         n,
         k,
         "fp8",
-        lambda config, *shape: predict_us(config, *shape, sms),
+        lambda config, m, n, k: predict_us(config, m, n, k, sms),
         lambda config: config.splits <= k // BLOCK and (config.block_n == 128 or not mx),
         tuned_source,
         untuned,

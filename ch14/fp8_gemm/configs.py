@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from tilelab.runtime import spoken
 
@@ -130,7 +131,7 @@ class Fp8Config:
         return self.name
 
 
-def make_config(**fields: int | bool) -> Fp8Config:
+def make_config(**fields: Any) -> Fp8Config:
     """Return the configuration with these fields, which may have the names of older tables."""
     return Fp8Config(
         **{{"stages": "num_stages", "group": "group_m"}.get(name, name): fields[name] for name in fields}

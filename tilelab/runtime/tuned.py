@@ -136,7 +136,7 @@ def _format(row: dict) -> dict:
 
 def find(
     kernel: str,
-    kind: type,
+    kind: Callable[..., Any],
     m: int,
     n: int,
     k: int,
@@ -162,7 +162,7 @@ def find(
     rows: list[dict] = []
     with contextlib.suppress(ValueError):
         rows = [row for row in load(kernel, device.current().name or "") if row["dtype"] == dtype]
-    near = []
+    near = []  # type: ignore[var-annotated]
     for row in sorted(rows, key=lambda row: _distance(row, m, n, k)):
         distance = _distance(row, m, n, k)
         if distance > FARTHEST or len(near) == NEIGHBOURS:

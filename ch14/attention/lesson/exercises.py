@@ -164,20 +164,17 @@ def check_producer(load_blocks, with_producer) -> None:
     gluon_emulator.enable()
     lesson.require_written(load_blocks)
 
+    cells = define_kernels()
+
     def prepare_stages(q, k, v, out, causal, stages):
-        heads, row_blocks = q.shape[0] * q.shape[1], -(-q.shape[2] // 64)
-        descriptors = [describe(tensor, 64, with_producer) for tensor in (q, k, v, out)]
-        scalars = LOG2_E * q.shape[3] ** -0.5, k.shape[2], row_blocks, q.shape[1] // k.shape[1]
-        return lambda: with_producer[heads * row_blocks,](
-            *descriptors, *scalars, CAUSAL=causal, STAGES=stages
-        )
+        return cells["launch"](with_producer, q, k, v, out, causal, block_m=64, block_n=64, STAGES=stages)
 
     small, several_tiles = CASES["cpu"][:2], CASES["cpu"][2:]
     runs = [
         (f"with {stages} stage{'s' * (stages > 1)}", functools.partial(prepare_stages, stages=stages), small)
         for stages in (1, 2, 3)
     ]
-    runs.append(("in `persistent`", define_kernels()["prepare_persistent"], several_tiles))
+    runs.append(("in `persistent`", cells["prepare_persistent"], several_tiles))
     for where, prepare, cases in runs:
         for seed in gluon_emulator.SEEDS[:2]:
             with gluon_emulator.with_seed(seed), gluon_emulator.replacing(load_blocks=load_blocks):

@@ -13,14 +13,12 @@ from ch14 import blockscaled, fp8_gemm, mx_formats
 from ch14.blockscaled import emulated, native
 from ch14.blockscaled.lesson import smem_planner
 from ch14.blockscaled.lesson.experiments import EMULATED_SOURCES, FP8_SOURCES
-from ch14.fp8_gemm.lesson import impacts, isolated, profile, sweep
 from ch14.fp8_gemm.lesson.verification import judge
 from ch14.mx_formats import number_formats
 from tilelab import cli
 from tilelab.measure import bench, check
 from tilelab.runtime import build, device, provenance
 from tilelab.runtime.operands import require_one_of
-from tilelab.sweeps import tune
 
 FORMS = {
     ("Float4E2M1FN", "Float8E8M0FNU", 32): "mxfp4",
@@ -37,12 +35,6 @@ C_DTYPES = {"Float16": torch.float16, "BFloat16": torch.bfloat16, "Float32": tor
 PEER = "cuBLAS bf16"
 # Per column of K: tensor cores truncate each sum of 16 products, which costs up to 2^-23.
 STEP_LOSS = 2.0**-27
-# What --mode shows: parts of the fp8 kernel alone, its epilogue in warps of its own, and the profiler's counters.
-MODES = {
-    "isolated": isolated.show_isolated,
-    "epilogue_warps": impacts.show_epilogue_warps,
-    "profile": profile.show_profile,
-}
 
 
 def _complete(options: cli.Options) -> None:
@@ -282,10 +274,7 @@ def _time(options: cli.Options, kernels: list[str]) -> dict[str, dict]:
     return {kernel: found[kernel].row() for kernel in kernels}
 
 
-def _measure(options: cli.Options) -> list[dict] | int:
-    if options.mode != "product":
-        print(MODES[options.mode]())
-        return 0
+def _measure(options: cli.Options) -> list[dict]:
     is_fp8 = options.forms == blockscaled.PAIR
     instead = "compile it with --target sm_90a" if is_fp8 else "compile and plan it with --target sm_100a"
     device.require("has_tma", "running a block-scaled GEMM", f"{instead}, or read the records in results/")
@@ -347,16 +336,8 @@ COMMAND = cli.Command(
         "skip_ref_check": cli.flag("do not compare with float64"),
         "benchmark_mode": cli.flag(f"time it against {PEER}"),
         "target": cli.choice(device.TARGETS[1:], help="compile and plan only, for this target"),
-        "mode": cli.choice(
-            ("product", *MODES),
-            "product",
-            "product (default), or an experiment on the fp8 kernel at fixed shapes; recorded figures without a GPU",
-        ),
-        "tune": cli.tune(),
     },
     complete=_complete,
-    alone={"tune": (), "mode": ()},
-    actions={"tune": lambda options: tune.run(sweep.Fp8Space, options.tune)},
     columns="name config status error tolerance ms tflops peer_ms ratio ab_stages c_stages instruction count "
     "block_scale tma_load registers smem tmem reason",
     source=lambda: provenance.source_hash(blockscaled, *FP8_SOURCES, *EMULATED_SOURCES),

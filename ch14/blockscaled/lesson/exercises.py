@@ -233,14 +233,15 @@ def make_packed(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, .
     return *tensors, *wide, torch.empty(m, n, dtype=BF16, device=where)
 
 
+def _decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return in float64 what codes and scales of MXFP4 stand for."""
+    elements = number_formats.decode(packing.unpack(codes, 4, 32 * scales.shape[1]), number_formats.E2M1)
+    return elements.double() * number_formats.decode_e8m0(scales).double().repeat_interleave(32, 1)
+
+
 def multiply_packed(a, a_scales, b, b_scales, *_) -> torch.Tensor:
-    """Return the product in float64 of what the codes and scales of `make_packed` stand for."""
-    left, right = (
-        number_formats.decode(packing.unpack(codes, 4, 32 * scales.shape[1]), number_formats.E2M1).double()
-        * number_formats.decode_e8m0(scales).double().repeat_interleave(32, 1)
-        for codes, scales in ((a, a_scales), (b, b_scales))
-    )
-    return left @ right.T
+    """Return the product in float64 of the matrices of `make_packed`."""
+    return _decode(a, a_scales) @ _decode(b, b_scales).T
 
 
 PACKED_CASES = {"cpu": [(128, 128, 256)], "cuda": [(128, 128, 256), (512, 384, 1024)]}
@@ -272,19 +273,13 @@ def make_tokens(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, .
     """Return x (M, K) in bf16, weights (N, K) as codes and scales of MXFP4 and in bf16, and out (M, N)."""
     m, n, k = case
     _, _, codes, scales, _, wide, _ = make_packed((1, n, k), where)
-    return (
-        torch.randn(m, k, device=where).to(BF16),
-        codes,
-        scales,
-        wide,
-        torch.empty(m, n, dtype=BF16, device=where),
-    )
+    x = torch.randn(m, k, device=where).to(BF16)
+    return x, codes, scales, wide, torch.empty(m, n, dtype=BF16, device=where)
 
 
 def multiply_tokens(x, codes, scales, *_) -> torch.Tensor:
     """Return x times the weights, transposed, in float64."""
-    wide = number_formats.decode(packing.unpack(codes, 4, 32 * scales.shape[1]), number_formats.E2M1).double()
-    return x.double() @ (wide * number_formats.decode_e8m0(scales).double().repeat_interleave(32, 1)).T
+    return x.double() @ _decode(codes, scales).T
 
 
 TOKEN_CASES = {"cpu": [(3, 160, 512), (16, 64, 256)], "cuda": [(3, 160, 512), (16, 1000, 4096)]}
@@ -316,11 +311,30 @@ def _raise(fault: str) -> None:
     assert not fault, fault
 
 
-def _descriptors(a, b, out, block_m: int, block_n: int):
-    return (
+def launch(
+    kernel, operands: Sequence[torch.Tensor], out, *, tile=(64, 128), stride_b=None, programs=(), **constants
+) -> None:
+    """Launch a kernel with the arguments of by_block: (a_desc, b_desc, scale_a, scale_b, out, M, N, K, stride_a, stride_b).
+
+    `operands` are those of `make_products`, and `out` is what the kernel writes to. stride_a leads from one block of K
+    to the next, and stride_b, if none is given, from one block of N to the next. `programs` are further axes of the grid.
+    """
+    a, b, scale_a, scale_b = operands
+    (m, k), n, (block_m, block_n) = a.shape, b.shape[1], tile
+    kernel[(triton.cdiv(m, block_m) * (n // block_n), *programs)](
         TensorDescriptor.from_tensor(a, [block_m, 128]),
         TensorDescriptor.from_tensor(b.T, [block_n, 128]),
-        TensorDescriptor.from_tensor(out, [block_m, block_n]),
+        scale_a,
+        scale_b,
+        out,
+        m,
+        n,
+        k,
+        scale_a.stride(1),
+        scale_b.stride(1) if stride_b is None else stride_b,
+        **constants,
+        num_warps=4,
+        num_stages=3,
     )
 
 
@@ -342,51 +356,23 @@ def check_fit(prepare: Callable, options: dict) -> None:
     _raise(check_version(functools.partial(prepare, **options)))
 
 
-def by_halves(kernel) -> Callable:
-    """Return a `prepare` for a kernel with the arguments of by_block and tiles of 64 × 64."""
-
-    def prepare(a, b, scale_a, scale_b, out):
-        (m, k), n = a.shape, b.shape[1]
-        grid = (triton.cdiv(m, 64) * (n // 64),)
-        a_desc, b_desc, c_desc = _descriptors(a, b, out, 64, 64)
-        return lambda: kernel[grid](
-            a_desc,
-            b_desc,
-            scale_a,
-            scale_b,
-            c_desc,
-            m,
-            n,
-            k,
-            scale_a.stride(1),
-            scale_b.stride(1),
-            BLOCK_M=64,
-            BLOCK_N=64,
-            num_warps=4,
-            num_stages=3,
-        )
-
-    return prepare
-
-
 def check_index(kernel) -> None:
     """Raise AssertionError unless a kernel with the arguments of by_block is right with tiles of 64 × 64."""
-    _raise(check_version(by_halves(kernel)))
+
+    def prepare(*operands):
+        *operands, out = operands
+        c_desc = TensorDescriptor.from_tensor(out, [64, 64])
+        return lambda: launch(kernel, operands, c_desc, tile=(64, 64), BLOCK_M=64, BLOCK_N=64)
+
+    _raise(check_version(prepare))
 
 
 def make_rows(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
     """Return the operands of a product whose B has a scale per column and 128 of K: scale_b is (K / 128, N)."""
-    m, n, k = case
+    _, n, k = case
     a, b, scale_a, scale_b, out = make_products(case, where)
-    return (
-        a,
-        b,
-        scale_a,
-        scale_b.repeat_interleave(128, 1)
-        .mul(torch.exp2(torch.randint(-3, 4, (k // 128, n), device=where).float()))
-        .contiguous(),
-        out,
-    )
+    sizes = torch.exp2(torch.randint(-3, 4, (k // 128, n), device=where).float())
+    return a, b, scale_a, (scale_b.repeat_interleave(128, 1) * sizes).contiguous(), out
 
 
 def multiply_rows(a, b, scale_a, scale_b) -> torch.Tensor:
@@ -403,25 +389,10 @@ def check_rows(kernel) -> None:
     """
     lesson.require_written(kernel)
 
-    def prepare(a, b, scale_a, scale_b, out):
-        (m, k), n = a.shape, b.shape[1]
-        a_desc, b_desc, c_desc = _descriptors(a, b, out, 64, 128)
-        return lambda: kernel[(triton.cdiv(m, 64) * (n // 128),)](
-            a_desc,
-            b_desc,
-            scale_a,
-            scale_b,
-            c_desc,
-            m,
-            n,
-            k,
-            scale_a.stride(1),
-            scale_b.stride(0),
-            BLOCK_M=64,
-            BLOCK_N=128,
-            num_warps=4,
-            num_stages=3,
-        )
+    def prepare(*operands):
+        *operands, out = operands
+        c_desc, stride_b = TensorDescriptor.from_tensor(out, [64, 128]), operands[3].stride(0)
+        return lambda: launch(kernel, operands, c_desc, stride_b=stride_b, BLOCK_M=64, BLOCK_N=128)
 
     _raise(lesson.check_launch(prepare, CASES, make_rows, multiply_rows))
     report = lesson.compile_launch(prepare, make_rows(EXAMPLE, "cpu"), "sm_90a")
@@ -437,29 +408,13 @@ def check_split(kernel) -> None:
     lesson.require_written(kernel)
     splits, where = 3, _where() if device.current().has_tma else "cpu"
     for m, n, k in ((70, 256, 640), (128, 128, 896)):
-        a, b, scale_a, scale_b, out = make_products((m, n, k), where)
+        *operands, _ = make_products((m, n, k), where)
         parts, buffer = lesson.make_guarded(torch.full((splits * m * n,), float("nan"), device=where))
-        a_desc, b_desc, _ = _descriptors(a, b, out, 64, 128)
-        kernel[(triton.cdiv(m, 64) * (n // 128), splits)](
-            a_desc,
-            b_desc,
-            scale_a,
-            scale_b,
-            parts,
-            m,
-            n,
-            k,
-            scale_a.stride(1),
-            scale_b.stride(1),
-            SPLITS=splits,
-            BLOCK_M=64,
-            BLOCK_N=128,
-            num_warps=4,
-            num_stages=3,
-        )
+        launch(kernel, operands, parts, programs=(splits,), SPLITS=splits, BLOCK_M=64, BLOCK_N=128)
         missing = ~torch.isfinite(parts)
         _raise(lesson.find_fault(parts, buffer, missing))
-        exact = fp8_gemm.spec(a, b, scale_a, scale_b)
+        a, b, scale_a, scale_b = operands
+        exact = fp8_gemm.spec(*operands)
         error = relative_error(parts.view(splits, m, n).double().sum(0), exact)
         # Within a block of 128, Hopper's tensor core adds with about 14 bits.
         assert error < 2**-8, (
@@ -498,25 +453,10 @@ def check_gated(epilogue) -> None:
         a, b, scale_a, scale_b, _ = make_products(case, where)
         return a, b, scale_a * 2.0**-7, scale_b, torch.empty(case[0], case[1] // 2, dtype=BF16, device=where)
 
-    def prepare(a, b, scale_a, scale_b, out):
-        (m, k), n = a.shape, b.shape[1]
-        a_desc, b_desc, _ = _descriptors(a, b, out, 64, 128)
+    def prepare(*operands):
+        *operands, out = operands
         c_desc = TensorDescriptor.from_tensor(out, [64, 64])
-        return lambda: _product_then[(triton.cdiv(m, 64) * (n // 128),)](
-            a_desc,
-            b_desc,
-            scale_a,
-            scale_b,
-            c_desc,
-            m,
-            n,
-            k,
-            scale_a.stride(1),
-            scale_b.stride(1),
-            EPILOGUE=epilogue,
-            num_warps=4,
-            num_stages=3,
-        )
+        return lambda: launch(_product_then, operands, c_desc, EPILOGUE=epilogue)
 
     def spec(*operands):
         c = fp8_gemm.spec(*operands)

@@ -124,21 +124,6 @@ def tabulate_graphs(count: Callable, function: Callable, modes: dict[str, dict])
     return results.table(rows, "graphs made so far")
 
 
-def count_graphs(function: Callable, calls: Sequence[Sequence], **options) -> int:
-    """Return how many graphs torch.compile makes for these calls, and leave out the compiler."""
-    made = []
-
-    def backend(graph, inputs):
-        made.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    compiled = torch.compile(function, backend=backend, **options)
-    for arguments in calls:
-        compiled(*arguments)
-    return len(made)
-
-
 def explain_recompilation(function: Callable, first: Sequence, second: Sequence) -> str:
     """Return the guard for which torch.compile compiles `function` again when `second` follows `first`; "" for none."""
     torch._dynamo.reset()

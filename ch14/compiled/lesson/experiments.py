@@ -136,23 +136,6 @@ def list_kernels(row: dict, counters: list[dict]) -> list[dict]:
     return found
 
 
-def list_distinct_kernels(rows: list[dict], counters: list[dict], least_share: float = 0.02) -> list[dict]:
-    """Return {workload, shape, kernel, COUNTED, proof, modes that ran it} of the kernels of all cells.
-
-    A kernel that takes less than `least_share` of a call is left out.
-    """
-    found = {}
-    for row in rows:
-        for kernel in list_kernels(row, counters):
-            kept = {key: kernel[key] for key in ("kernel", *COUNTED, "proof")}
-            same = found.setdefault(
-                (row["workload"], *row["shape"], *kept.values()),
-                {"workload": row["workload"], "shape": row["shape"], **kept, "modes": []},
-            )
-            same["modes"] += [row["name"]] if kernel["share"] >= least_share else []
-    return [{**kernel, "modes": ", ".join(kernel["modes"])} for kernel in found.values() if kernel["modes"]]
-
-
 def make_table(rows: list[dict], counters: list[dict]) -> list[dict]:
     """Return the cells with their winner in words, and with the kernel that takes most of their time as `main`."""
     none = {"kernel": "", "proof": "none", **dict.fromkeys(COUNTED)}

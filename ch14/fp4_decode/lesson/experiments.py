@@ -44,6 +44,38 @@ def prepare_stream(x, weight, scales, dense):
     return launch
 
 
+def compare(shape: tuple[int, int, int], configs: dict[str, fp4_decode.DecodeConfig]) -> list[dict]:
+    """Time configurations at a shape (m, n, k) beside cuBLAS and beside `prepare_stream`; return a row for each."""
+    m, n, k = shape
+
+    def cublas(x, weight, scales, dense):
+        out = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
+        return lambda: torch.mm(x, dense[0].T, out=out)
+
+    def course(config):
+        return lambda x, weight, scales, dense: fp4_decode.prepare(x, weight, scales, config=config)
+
+    def inputs():
+        x = torch.randn(m, k, device="cuda").to(torch.bfloat16)
+        weight = mx_formats.quantise(torch.randn(n, k, device="cuda").to(torch.bfloat16), "mxfp4")
+        # The rotation through L2 counts what `decode` reads, and not the bf16 weights in the list.
+        return [x, weight.values, weight.scales, [mx_formats.dequantise(weight)]]
+
+    found = bench.compare(
+        {"cuBLAS bf16": cublas}
+        | {name: course(config) for name, config in configs.items()}
+        | {"stream": prepare_stream},
+        inputs,
+        "cuBLAS bf16",
+        nbytes=n * k // 2 + n * k // 32,
+        rounds=10,
+        warm_s=0.15,
+    )
+    rows = [timing.row() | {"tokens": m, "shape": [m, n, k]} for timing in found.values()]
+    rows[0]["gbps"] = 2 * n * k / found["cuBLAS bf16"].ms / 1e6
+    return rows
+
+
 @results.experiment(
     "ch14_blockscaled_decode",
     functools.partial(provenance.source_hash, *DECODE_SOURCES, stream_kernel),
@@ -51,40 +83,12 @@ def prepare_stream(x, weight, scales, dense):
 )
 def measure_decode():
     """Measure MXFP4 weights times M tokens beside cuBLAS with bf16 weights, and a kernel that only reads."""
-
-    def cublas(x, weight, scales, dense):
-        out = torch.empty(x.shape[0], n, dtype=torch.bfloat16, device="cuda")
-        return lambda: torch.mm(x, dense[0].T, out=out)
-
-    def decode_weights(x, weight, scales, dense):
-        return fp4_decode.prepare(x, weight, scales)
-
     n = k = 8192
     configs = {m: fp4_decode.best_config(m, n, k, device.current()) for m in TOKENS}
     build.compile_ahead(fp4_decode.job(config, "sm_90a", m) for m, config in configs.items())
     rows = []
     for m, config in configs.items():
-
-        def inputs(m=m):
-            x = torch.randn(m, k, device="cuda").to(torch.bfloat16)
-            weight = mx_formats.quantise(torch.randn(n, k, device="cuda").to(torch.bfloat16), "mxfp4")
-            # The rotation through L2 counts what `decode` reads, and not the bf16 weights in the list.
-            return [x, weight.values, weight.scales, [mx_formats.dequantise(weight)]]
-
-        found = bench.compare(
-            {"cuBLAS bf16": cublas, "decode": decode_weights, "stream": prepare_stream},
-            inputs,
-            "cuBLAS bf16",
-            nbytes=n * k // 2 + n * k // 32,
-            rounds=10,
-            warm_s=0.15,
-        )
-        more = {
-            "cuBLAS bf16": {"gbps": 2 * n * k / found["cuBLAS bf16"].ms / 1e6},
-            "decode": verify_decode(m, n, k) | {"config": str(config)},
-        }
-        rows += [
-            timing.row() | {"tokens": m, "shape": [m, n, k]} | more.get(name, {})
-            for name, timing in found.items()
-        ]
+        checked = verify_decode(m, n, k) | {"config": str(config)}
+        found = compare((m, n, k), {"decode": config})
+        rows += [row | (checked if row["name"] == "decode" else {}) for row in found]
     return rows

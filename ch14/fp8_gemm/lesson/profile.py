@@ -1,6 +1,6 @@
 """Profile the fp8 kernel and its isolated parts with Nsight Compute.
 
-`python -m ch14.fp8_gemm.lesson.profile` is what the profiler watches; `python -m ch14.blockscaled --mode profile` runs it.
+`python -m ch14.fp8_gemm.lesson.profile` is what the profiler watches; `python -m ch14.fp8_gemm --mode profile` runs it.
 """
 
 from __future__ import annotations

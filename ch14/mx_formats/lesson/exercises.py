@@ -149,32 +149,18 @@ def check_quantiser(format: str, prepare: Callable, rule: str = "floor", tiled: 
 # ---- exercises
 
 
-def _raise(fault: str) -> None:
-    assert not fault, fault
-
-
 def _launch(kernel, blocks: int, *args, **constants) -> None:
     kernel[(-(-blocks // 16),)](*args, blocks, BLOCKS=16, **constants)
 
 
-def check_rounding(kernel) -> None:
-    """Raise AssertionError unless `kernel(x, packed, scales, blocks, BLOCKS)` quantises to MXFP4."""
-    _raise(
-        check_quantiser(
-            "mxfp4", lambda x, values, scales: lambda: _launch(kernel, scales.numel(), x, values, scales)
-        )
-    )
+def check_mxfp4(kernel, rule: str = "floor") -> None:
+    """Raise AssertionError unless `kernel(x, packed, scales, blocks, BLOCKS)` quantises to MXFP4 by this rule."""
 
+    def prepare(x, values, scales):
+        return lambda: _launch(kernel, scales.numel(), x, values, scales)
 
-def check_ceil(kernel) -> None:
-    """Raise AssertionError unless `kernel(x, packed, scales, blocks, BLOCKS)` quantises to MXFP4 by rule ceil."""
-    _raise(
-        check_quantiser(
-            "mxfp4",
-            lambda x, values, scales: lambda: _launch(kernel, scales.numel(), x, values, scales),
-            "ceil",
-        )
-    )
+    if fault := check_quantiser("mxfp4", prepare, rule):
+        raise AssertionError(fault)
 
 
 def check_tiles(kernel) -> None:
@@ -224,8 +210,8 @@ def check_way_back(kernel) -> None:
 
 
 CHECKS = {
-    "Exercise 1": check_ceil,
-    "Exercise 2": check_rounding,
+    "Exercise 1": functools.partial(check_mxfp4, rule="ceil"),
+    "Exercise 2": check_mxfp4,
     "Exercise 3": check_tiles,
     "Exercise 4": check_six_bits,
     "Exercise 5": check_way_back,

@@ -11,7 +11,7 @@ from ch10.wgmma_gemm.lesson.command import COMMAND as wgmma_main
 from ch10.wgmma_gemm.lesson.sweep import WgmmaSpace
 from ch10.wgmma_gemm.lesson.sweep import tuned_configs as wgmma_configs
 from ch14 import fp8_gemm, gemm
-from ch14.blockscaled.lesson.command import COMMAND as fp8_main
+from ch14.fp8_gemm.lesson.command import COMMAND as fp8_main
 from ch14.fp8_gemm.lesson.sweep import Fp8Space
 from ch14.gemm.configs import GemmConfig, configs
 from ch14.gemm.lesson.command import COMMAND as gemm_main
@@ -255,7 +255,7 @@ def test_fp8_takes_the_tuned_tile():
 TUNERS = {
     "ch14.gemm": (gemm_main, GemmSpace),
     "ch10.wgmma_gemm": (wgmma_main, WgmmaSpace),
-    "ch14.blockscaled": (fp8_main, Fp8Space),
+    "ch14.fp8_gemm": (fp8_main, Fp8Space),
 }
 
 

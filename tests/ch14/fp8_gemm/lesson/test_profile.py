@@ -2,8 +2,8 @@
 
 import pytest
 
-from ch14.blockscaled.lesson import command
 from ch14.fp8_gemm.lesson import impacts, profile
+from ch14.fp8_gemm.lesson.command import COMMAND, MODES
 from tilelab.measure import profiler
 from tilelab.runtime import device
 
@@ -36,9 +36,15 @@ def test_each_launch_becomes_a_row_with_its_three_longest_stalls(monkeypatch):
 @pytest.mark.skipif(bool(device.current().capability), reason="needs no GPU")
 def test_the_modes_show_what_is_recorded_or_say_that_nothing_is(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
-    for mode in command.MODES:
-        assert command.COMMAND.main(["--mode", mode]) == 0
+    for mode in MODES:
+        assert COMMAND.main(["--mode", mode]) == 0
         assert capsys.readouterr().out == f"ch14_blockscaled_{mode} is not recorded.\n"
+
+
+def test_a_mode_takes_no_other_option(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        COMMAND.main("--mode profile --compile".split())
+    assert stopped.value.code == 2 and "--mode stands alone; --compile" in capsys.readouterr().err
 
 
 def test_the_workers_of_an_epilogue_share_a_ring():
