@@ -71,11 +71,7 @@ BAD = {  # {module: {arguments: what is said}}; the arguments are bad usage
         f"--shape {LONG},1,1,64,64": f"it is {'9' * 60}.",
         "--step fast": "--step must be one of plain, roles, ",
     },
-    "ch14.blockscaled": {
-        "--mnkl 1,2,3": "--mnkl must be M,N,K,L, each from 1 to 131,072; it is 1,2,3.",
-        "--mode profile --benchmark_mode": "--mode stands alone; --benchmark_mode was given too.",
-        "--tune x --mode profile": " stands alone; --",
-    },
+    "ch14.blockscaled": {"--mnkl 1,2,3": "--mnkl must be M,N,K,L, each from 1 to 131,072; it is 1,2,3."},
     "ch14.bug_hunt": {
         "--hunt bug": "argument --hunt: invalid choice: 'bug'",
         "--target sm_90": "argument --target: invalid choice: 'sm_90'",
@@ -103,6 +99,16 @@ BAD = {  # {module: {arguments: what is said}}; the arguments are bad usage
         "--variant rows_host": "--variant must be one of tile_host, ",
         "--op scale": "argument --op: invalid choice: 'scale'",
         "--target sm_121": "choose sm_121a",
+    },
+    "ch14.fp4_decode": {
+        "--mnk 65,8,32": "--mnk must be M,N,K with M at most 64 and K a multiple of 32; it is 65,8,32.",
+        "--config fast": "--config must be one of ",
+    },
+    "ch14.fp8_gemm": {
+        "--mnk 8,9,128": "--mnk must be M,N,K with N a multiple of 8 and K of 128; it is 8,9,128.",
+        "--mode profile --compile": "--mode stands alone; --compile was given too.",
+        "--tune x --mode profile": "--tune stands alone; --mode was given too.",
+        "--mode nix": "argument --mode: invalid choice: 'nix'",
     },
     "ch14.gemm": {
         "--mnk 4096,4096": "--mnk must be M,N,K, each from 1 to 2,147,483,647; it is 4096,4096.",
@@ -142,6 +148,8 @@ NEEDS = {  # what a machine without a GPU is told, for some arguments
     "ch14.attention": {"": "compile it with --target sm_100a."},
     "ch14.compiled": {"": "needs TMA", "--workload attention --mode flash --json -": "needs TMA"},
     "ch14.descriptors": {"": "compile them with --target sm_90a."},
+    "ch14.fp4_decode": {"": "compile them with --target sm_90a."},
+    "ch14.fp8_gemm": {"": "needs WGMMA"},
     "ch14.gemm": dict.fromkeys(("", "--copy", "--sweep"), "needs TMA"),
     "ch14.mx_formats": {
         "": "timing needs a GPU; here is no GPU (torch is a CPU build): compile with --target."

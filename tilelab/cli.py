@@ -289,9 +289,8 @@ class Command:
             parser.add_argument(f"--{name}", **option.keywords)
         options = parser.parse_args(argv, Options())
         given = {name for name, value in vars(options).items() if value != parser.get_default(name)}
-        for name in given & self.alone.keys():
-            beside = self.alone[name]
-            if others := given - {name, *beside}:
+        for name, beside in self.alone.items():
+            if name in given and (others := given - {name, *beside}):
                 goes = f"goes with --{' and --'.join(beside)} only" if beside else "stands alone"
                 parser.error(f"--{name} {goes}; --{min(others)} was given too.")
         options.given = given

@@ -47,7 +47,7 @@ __all__ = [
 SOURCE = pathlib.Path(__file__).with_name("fp8.cu")
 N_MULTIPLE = 8  # TMA stores rows of whole 16 bytes, and C is bfloat16
 LARGEST = 2**30  # extent: coordinates of a tensor map have 32 bits
-INSTEAD = "compile it with --target sm_90a, or dequantise and multiply in bf16 (the path `emulated`)"
+INSTEAD = "compile it with python -m ch14.fp8_gemm --compile, or dequantise and multiply in bf16 (the path `emulated`)"
 
 
 def tuned_source() -> str:

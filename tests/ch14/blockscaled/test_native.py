@@ -353,8 +353,14 @@ def test_bad_input_gets_one_sentence():
     refused("N is 9; it must be a multiple of 8", ("b", case("mxfp4", 4, 9, 64, True)[1]), tiled=True)
     ragged = case("nvfp4", 4, 16, 80, True)
     refused("4, 16 and 80; K must be a multiple of 32", ("a", ragged[0]), ("b", ragged[1]), tiled=True)
-    refused("scales in rows take the naive kernel; config is native 128", config=TILED[0])
-    refused("unknown configuration '128,128'; choose best, naive 128", config="128,128")
+    refused(
+        "scales in rows take the naive kernel; config is 128×128×128 · 8 warps · 2 stages · native",
+        config=TILED[0],
+    )
+    refused(
+        "unknown configuration '128,128'; choose best, 128×128×128 · 8 warps · 3 stages · naive",
+        config="128,128",
+    )
     refused("out must be 4 x 16; it is 4 x 17", out=torch.empty(4, 17, device=WHERE))
     refused("out must be contiguous", out=torch.empty(4, 32, device=WHERE)[:, ::2])
     refused(
