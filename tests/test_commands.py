@@ -94,7 +94,8 @@ BAD = {  # {module: {arguments: what is said}}; the arguments are bad usage
     },
     "ch14.descriptors": {
         "--shape 4096": "--shape must be R,C, each from ",
-        "--shape 64,12": "--shape must be R,C with columns in multiples of 8, which are 16 bytes of bf16, and up to 2^33",
+        "--shape 64,12": "--shape must be R,C with columns in multiples of 8, which are 16 bytes of bf16, and "
+        "up to 2^33",
         "--shape 0,64": "it is 0,64.",
         "--variant rows_host": "--variant must be one of tile_host, ",
         "--op scale": "argument --op: invalid choice: 'scale'",

@@ -54,7 +54,7 @@ def spec(
     if op == "transpose":
         return x.T.clone()
     if op == "add_shared":
-        return x.double() + y.double()
+        return x.double() + y.double()  # type: ignore[union-attr]
     if op == "accumulate":
         return x.double().sum(0)
     centre, edge = (ctypes.c_float(value).value for value in (centre, edge))
@@ -155,13 +155,14 @@ def prepare(
             f"{config} needs {needed:,} B of shared memory per block; {device.current().name} has "
             f"{available:,} B: take a smaller tile or fewer stages."
         )
-    out = empty_padded(result_shape(op, x.shape), x.dtype, x.device) if out is None else out
-    if not out.numel() or not x.numel():  # the sum of no matrices is zero
-        return operands.Launch(out.zero_, out, config)
-    source, y, target = (tensor if tensor is None else tensor.detach() for tensor in (x, y, out))
+    result = empty_padded(result_shape(op, x.shape), x.dtype, x.device) if out is None else out
+    if not result.numel() or not x.numel():  # the sum of no matrices is zero
+        return operands.Launch(result.zero_, result, config)
+    source, target = x.detach(), result.detach()
+    y = None if y is None else y.detach()
     if op in ("copy", "transpose"):
         source, target = (tensor.view(BITS[tensor.element_size()]) for tensor in (source, target))
-    itemsize, columns, steps = x.element_size(), out.shape[-1], []
+    itemsize, columns, steps = x.element_size(), result.shape[-1], []
     whole = columns if op == "stencil" else columns // (UNIT // itemsize) * (UNIT // itemsize)
     if op == "accumulate":
         steps.append(target.zero_)
@@ -185,7 +186,7 @@ def prepare(
         for step in steps:
             step()
 
-    return operands.Launch(run, out, config, keep_alive=(x, y))
+    return operands.Launch(run, result, config, keep_alive=(x, y))
 
 
 @torch.no_grad()

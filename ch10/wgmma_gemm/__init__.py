@@ -109,7 +109,7 @@ def find_best(m: int, n: int, k: int) -> tuple[WgmmaConfig, str]:
         n,
         k,
         "bf16",
-        lambda config, *shape: predict_us(config, *shape, sms),
+        lambda config, m, n, k: predict_us(config, m, n, k, sms),
         lambda config: fits(config, k) and not rejection(config),
         tuned_source,
         untuned,

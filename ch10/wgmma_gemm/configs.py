@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from tilelab.runtime import spoken
 
@@ -50,8 +51,9 @@ class WgmmaConfig:
     `consumers` warp groups multiply the contents of a ring of `num_stages`. A stage holds `boxes_per_stage` boxes of 64
     columns of A and of B. `cluster` CTAs (1, 2 or 4) share tiles of B; in the kernel `split` they share the K steps of
     one tile. A `persistent` kernel starts only one CTA per SM. The epilogue stores C in `epilogue_subtile` parts; at
-    most two are in shared memory at a time. The raster walks over bands of `group_m` rows of tiles. With `swap`, the kernel computes C transposed, and block_m counts columns of C. With `pdl` (programmatic
-    dependent launch), CTAs may start while the previous kernel in the stream still runs.
+    most two are in shared memory at a time. The raster walks over bands of `group_m` rows of tiles. With `swap`, the
+    kernel computes C transposed, and block_m counts columns of C. With `pdl` (programmatic dependent launch), CTAs may
+    start while the previous kernel in the stream still runs.
     """
 
     kernel: str
@@ -197,7 +199,8 @@ def parse(text: str) -> WgmmaConfig:
 
     Raises ValueError for another text.
     """
-    fields = {"block_k": BOX_K, "kernel": "specialised"} | spoken.read(text, PHRASES, _OLD_NAME)
+    fields: dict[str, Any] = {"block_k": BOX_K, "kernel": "specialised"}
+    fields |= spoken.read(text, PHRASES, _OLD_NAME)
     if not {"block_m", "num_stages"} <= fields.keys():
         raise ValueError(f"{text!r:.80} names no configuration; one is 128×256×64 · 4 stages · 2 consumers.")
     return WgmmaConfig(boxes_per_stage=fields.pop("block_k") // BOX_K, **fields)

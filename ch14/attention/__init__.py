@@ -160,7 +160,7 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     """Check the arguments, build the descriptors and compile the kernel."""
     _check_operands(q, k, v, out, scale)
     here, d = device.current(), q.shape[3]
-    target = here.target if here.has_tma else "sm_90a"  # which the interpreter stands in for
+    target = here.target if here.target and here.has_tma else "sm_90a"  # which the interpreter stands in for
     case = q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], d, is_causal
     config = choose_config(
         config,

@@ -1,4 +1,5 @@
 """Plan and compile a block-scaled GEMM for Blackwell: the exercises of the notebook `ch14_blackwell_plan`.
 
-The planner is `ch14.blockscaled.lesson.smem_planner`, and the field note's two attempts are `ch14.blockscaled.lesson.note_attempts`.
+The planner is `ch14.blockscaled.lesson.smem_planner`, and the field note's two attempts are
+`ch14.blockscaled.lesson.note_attempts`.
 """

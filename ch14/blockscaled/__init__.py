@@ -215,7 +215,7 @@ def prepare(
 
 
 def _choose_here(a, b, bias, activation, asked: str) -> tuple[str, dict]:
-    """Return the path on this machine and its arguments for the epilogue; ValueError for what the path does not take."""
+    """Return the path on this machine and its arguments for the epilogue; ValueError for what the path cannot take."""
     target = device.current().target or "sm_90a"  # without a GPU the interpreter stands in for it
     path = _choose(*_form_and_shape("a", a), *_form_and_shape("b", b), target, asked)
     if path == "fp8":

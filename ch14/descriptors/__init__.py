@@ -43,9 +43,10 @@ def spec(
     if op == "copy":
         return x.clone()
     if op == "add":
-        return x.double() + y.double()
-    exists = (index >= 0) & (index < len(x))
-    return torch.where(exists[:, None], x[index.clamp(0, len(x) - 1).long()], torch.zeros_like(x[:1]))
+        return x.double() + y.double()  # type: ignore[union-attr]
+    exists: Any = (index >= 0) & (index < len(x))  # type: ignore[operator]
+    rows = x[index.clamp(0, len(x) - 1).long()]  # type: ignore[union-attr]
+    return torch.where(exists[:, None], rows, torch.zeros_like(x[:1]))
 
 
 @dataclass

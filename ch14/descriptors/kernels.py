@@ -319,7 +319,7 @@ def find_kernel(op: str, config: TileConfig) -> tuple[Any, list[str]]:
 
 def make_sizes(
     config: TileConfig, itemsize: int, rows: int, columns: int, rows_x: int, strides: dict[str, int]
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Return the kernels' arguments besides tensors, by name, from the extents of the result and the tensors' strides.
 
     Flat tiles have one row. A vector is the largest power of two elements, up to 16 bytes, that divides all sizes.

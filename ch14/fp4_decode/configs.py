@@ -23,8 +23,8 @@ _OLD_NAME = re.compile(
 class DecodeConfig:
     """Hold a program's tile, which is `block_n` rows of W and `share` columns. Raise ValueError for impossible values.
 
-    `kernel` is "registers" (Gluon), which keeps `num_stages` slabs of 128 columns in registers, or "plain" (Triton), which
-    has `num_stages` stages.
+    `kernel` is "registers" (Gluon), which keeps `num_stages` slabs of 128 columns in registers, or "plain" (Triton),
+    which has `num_stages` stages.
     """
 
     kernel: str
@@ -83,9 +83,9 @@ def padded_tokens(m: int, kernel: str = "registers") -> int:
     return max(16 if kernel == "plain" else 8, 1 << (m - 1).bit_length())
 
 
-# block_n, share, num_warps, num_stages: first the fastest on an H200 at 8192 x 8192, then smaller tiles for smaller weights.
-# Each token takes registers for its sums, so more tokens leave room for fewer slabs or rows. Up to 16 tokens, 256 rows
-# halve what the warps read of the tokens.
+# block_n, share, num_warps, num_stages: first the fastest on an H200 at 8192 x 8192, then smaller tiles for smaller
+# weights. Each token takes registers for its sums, so more tokens leave room for fewer slabs or rows. Up to 16 tokens,
+# 256 rows halve what the warps read of the tokens.
 SMALLER = ((128, 1024, 8, 4), (64, 1024, 4, 4), (64, 512, 4, 4))
 
 TILES = {

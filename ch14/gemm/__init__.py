@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import triton
@@ -114,7 +115,7 @@ def find_best(
             n,
             k,
             "bf16",
-            lambda config, *shape: predict_us(config, *shape, dtype, sms),
+            lambda config, m, n, k: predict_us(config, m, n, k, dtype, sms),
             lambda config: not rejection(config, target, dtype),
             tuned_source,
             untuned,
@@ -122,7 +123,9 @@ def find_best(
     return found or (untuned, "by the model")
 
 
-def _list_choices(config, shape, dtype, b_k_major, target, sms) -> Iterator[tuple[GemmConfig, str]]:
+def _list_choices(
+    config, shape: tuple[int, int, int], dtype, b_k_major, target, sms
+) -> Iterator[tuple[GemmConfig, str]]:
     """Yield the configurations that `config` may mean, in the order to try them, each with why it is chosen.
 
     Those of a set that the resource model rejects come first, so that a Launch can list them with their reasons.
@@ -131,7 +134,7 @@ def _list_choices(config, shape, dtype, b_k_major, target, sms) -> Iterator[tupl
         config = os.environ.get("TILES_GEMM_CONFIG") or config
     if not isinstance(config, str) or config not in (*SETS, "best"):
         named = parse(config, dtype) if isinstance(config, str) else config
-        yield choose_config(named, dict.fromkeys(SETS), GemmConfig, None), ""
+        yield choose_config(named, dict.fromkeys(SETS), GemmConfig, lambda: named), ""
         return
     which, why = ("course", "by the model") if config == "best" else (config, "")
     yield from ((each, why) for each in configs(which, dtype).values() if rejection(each, target, dtype))
@@ -150,7 +153,7 @@ def _plan(a, b, scale_a, scale_b, out, config) -> Plan:
     shape = m, n, _ = a.shape[0], b.shape[1], a.shape[1]
     here = device.current()
     # Without a GPU the interpreter stands in for one of sm_90a with eight SMs, so that tiles and waves still occur.
-    target, sms = (here.target, here.sms) if here.has_tma else ("sm_90a", 8)
+    target, sms = (here.target, here.sms) if here.target and here.has_tma else ("sm_90a", 8)
     skipped: dict[GemmConfig, str] = {}
     cause = None
     for candidate, why in _list_choices(config, shape, dtype, b_k_major, target, sms):
@@ -178,7 +181,7 @@ def bind_config(
 ) -> Callable[..., object]:
     """Compile `config`'s kernel and return a function of (a, b, scale_a, scale_b, out) that launches it."""
     constants = config.constants(sms, b_k_major)
-    options = dict(num_warps=config.num_warps, num_stages=config.num_stages)
+    options: dict[str, Any] = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     follows = {"scale_a_ptr": 2, "scale_b_ptr": 3}
     arguments = {"scale_a_ptr": scale_a, "scale_b_ptr": scale_b, **dict(zip("MNK", shape))}
     if config.kernel == "plain":
@@ -269,8 +272,9 @@ def gemm(
     out: has A's dtype, or bfloat16 for float8.
     config: "best" (the tuned configuration of the shape or of one nearby, or else the one of the course that the model
     expects to be fastest), a set ("conservative", "proposed", "course"), the name of a configuration (`configs.parse`)
-    or a GemmConfig. If no configuration of a set can run, gemm warns and falls back to a conservative one. The environment variable
-    TILES_GEMM_CONFIG, a set or a name, replaces "best" when the first call with such tensors is planned.
+    or a GemmConfig. If no configuration of a set can run, gemm warns and falls back to a conservative one. The
+    environment variable TILES_GEMM_CONFIG, a set or a name, replaces "best" when the first call with such tensors is
+    planned.
 
     Under torch.compile and where autograd records, this is the operator torch.ops.tiles.gemm. It has a backward pass
     for bfloat16 and float16, and its `config` is a name.

@@ -109,7 +109,7 @@ class GemmConfig:
 
     @property
     def name(self) -> str:
-        """Return the name that a person can say: the tile, the kernel, and each option that differs from its default."""
+        """Return the name that a person can say: the tile, the kernel, and each option that is not its default."""
         return spoken.say(self, PHRASES, always=["kernel"])
 
     def tiles(self, m: int, n: int) -> int:
@@ -279,7 +279,8 @@ def parse(text: str, dtype: str = "bf16") -> GemmConfig:
     if "kernel" in fields or not named:
         extra = _EXTRA_COLUMNS.get(fields["block_n"])
         parts = (fields["block_n"] - extra) // extra if extra else 1
-        return GemmConfig(**{"kernel": "persistent", "epilogue_subtile": parts} | fields)
+        fields = {"kernel": "persistent", "epilogue_subtile": parts} | fields
+        return GemmConfig(**fields)
     if len(named) > 1:
         raise ValueError(f"several configurations are {text}; choose {' or '.join(map(str, named))}.")
     return named[0]

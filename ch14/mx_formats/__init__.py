@@ -52,7 +52,10 @@ def spec(
 
     The arithmetic is in float32, one correctly rounded operation at a time, because a format defines every bit.
     """
-    operations = {"quantise": number_formats.quantise, "dequantise": number_formats.dequantise}
+    operations: dict[str, Callable[..., Any]] = {
+        "quantise": number_formats.quantise,
+        "dequantise": number_formats.dequantise,
+    }
     if operation not in operations:
         raise ValueError(f"unknown operation {operation!r}; choose {' or '.join(operations)}.")
     return operations[operation](*args, **options)
@@ -217,7 +220,7 @@ def _check_room(out: Packed, x: torch.Tensor, format: BlockFormat, tiled: bool) 
     require_disjoint({f"out.{name}": tensor for name, tensor in out.tensors().items()}, {"x": x})
 
 
-def _set_tensor_scale(out: Packed, tensor_scale: float | torch.Tensor) -> None:
+def _set_tensor_scale(pair: torch.Tensor, tensor_scale: float | torch.Tensor) -> None:
     scale = float(tensor_scale)
     if not 2.0**-126 <= scale <= _LARGEST:
         raise ValueError(
@@ -225,8 +228,8 @@ def _set_tensor_scale(out: Packed, tensor_scale: float | torch.Tensor) -> None:
         )
     # 1 / scale is that of the scale in float32. A quotient of float32 may be rounded to float64 first.
     scale = ctypes.c_float(scale).value
-    out.pair.fill_(scale)
-    out.pair[1:].fill_(1 / scale)
+    pair.fill_(scale)
+    pair[1:].fill_(1 / scale)
 
 
 @dataclass
@@ -280,7 +283,7 @@ def prepare_quantise(
             raise ValueError(
                 f"tensor_scale must be None for {format.name}; only nvfp4 has a scale of the tensor."
             )
-        _set_tensor_scale(out, tensor_scale)
+        _set_tensor_scale(out.pair, tensor_scale)
     if not x.numel():
         return _launch(out, config)
     quantise_call = _quantise_call(x, out, rule, config, _can_convert(config), _can_saturate(config))
@@ -360,7 +363,7 @@ def _run_quantise(x, format, rule, tiled, tensor_scale, out, config) -> Packed:
     plan = quantise_planner.find((x, *room), None, format, rule, tiled, tensor_scale is not None, config)
     out = plan.allocate() if out is None else out
     if tensor_scale is not None:
-        _set_tensor_scale(out, tensor_scale)
+        _set_tensor_scale(out.pair, tensor_scale)
     plan.launch(x, out.values, out.scales, out.pair)
     return out
 
@@ -388,7 +391,8 @@ def quantise(
     if operators.is_traced(x) and out is None:
         name = format if isinstance(format, str) else format.name
         values, scales, pair = quantise_operator(x, name, rule, tiled, tensor_scale, config)
-        return Packed(name, tuple(x.shape), values, scales, pair if pair.numel() else None, tiled)
+        pair = pair if pair.numel() else None
+        return Packed(name, tuple(x.shape), values, scales, pair, tiled)  # type: ignore[arg-type]
     return _run_quantise(x, format, rule, tiled, tensor_scale, out, config)
 
 

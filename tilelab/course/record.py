@@ -1,4 +1,4 @@
-"""Run the notebooks on this GPU and keep their outputs and their records in results/: `python -m tilelab.course.record`.
+"""Run the notebooks on this GPU and keep their outputs and records in results/: `python -m tilelab.course.record`.
 
 Each notebook runs in a fresh kernel with TILES_RECORD=1, so that its experiments write results/, and is written back in
 place once it has run to its end. --tests also runs the tests and keeps their summary as tests.json in results/<gpu>/,

@@ -63,7 +63,7 @@ def make_tensor_map(
     l2_promotion: str = "128B",
     fill: str = "zero",
 ) -> EmulatedTensorMap:
-    """Return a tensor map of a CPU tensor. Arguments and errors are those of `tilelab.runtime.tensor_map.make_tensor_map`."""
+    """Return a tensor map of a CPU tensor. Arguments and errors are those of `runtime.tensor_map.make_tensor_map`."""
     if tensor.dtype not in DTYPES:
         raise ValueError(
             f"a tensor map holds {', '.join(str(dtype)[6:] for dtype in DTYPES)}; the tensor is "

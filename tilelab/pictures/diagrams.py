@@ -1,4 +1,4 @@
-"""Draw mechanisms rather than measurements, in the style of `tilelab.pictures.plots`: what moves where, and who does what."""
+"""Draw mechanisms rather than measurements, in the style of `pictures.plots`: what moves where, and who does what."""
 
 from __future__ import annotations
 

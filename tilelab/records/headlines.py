@@ -64,8 +64,8 @@ difference below the spread may be noise.
 
 ## The tests
 
-`python -m tilelab.course.record --notebooks --tests` runs every notebook on a GPU, and every test that the machine can run. \
-Its summary, `tests.json`, counts the reasons for which tests were skipped.
+`python -m tilelab.course.record --notebooks --tests` runs every notebook on a GPU, and every test that the machine \
+can run. Its summary, `tests.json`, counts the reasons for which tests were skipped.
 
 {tests}
 """

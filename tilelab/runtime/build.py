@@ -198,9 +198,10 @@ def build(
     """Compile `jobs` in parallel and yield a Report for each as it finishes, in any order.
 
     `workers` is the number of processes (default: one per CPU), `timeout_s` the limit per job. `cache` replaces the
-    cache folders of Triton and of tilelab.runtime.cuda. `triton` is (version, folder) of another Triton (pip's --target), for
-    kernels that import nothing but Triton. Closing the iterator early kills the running builds. Raises ValueError at
-    once for a target that is not in tilelab.runtime.device.TARGETS, and Unsupported where the folder does not hold that Triton.
+    cache folders of Triton and of tilelab.runtime.cuda. `triton` is (version, folder) of another Triton (pip's
+    --target), for kernels that import nothing but Triton. Closing the iterator early kills the running builds. Raises
+    ValueError at once for a target that is not in tilelab.runtime.device.TARGETS, and Unsupported where the folder does
+    not hold that Triton.
     """
     jobs = list(jobs)
     for job in jobs:

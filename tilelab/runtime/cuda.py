@@ -75,8 +75,10 @@ def strip_comments(source: str) -> str:
 
 
 def squeeze(source: str) -> str:
-    """Return CUDA C++ without what cannot change a kernel: comments, #include lines, `#pragma once`, and white space that
-    separates no words."""
+    """Return CUDA C++ without what cannot change a kernel.
+
+    That is comments, #include lines, `#pragma once`, and white space that separates no words.
+    """
     code = re.sub(r"#include[^\n]*|#pragma once|\\\n", " ", strip_comments(source))
     return re.sub(r"\s*([^\w\s])\s*", r"\1", " ".join(code.split()))
 
@@ -404,12 +406,12 @@ def prepare_launch(
     `grid` and `block` count blocks and threads: one int or up to three, x first. `args` are CUDA tensors (passed as
     pointers, and kept alive by the function), None for a pointer that the kernel does not read, ctypes or numpy scalars
     as wide as the parameter, or tensor maps; TypeError for a plain Python number. They may have names, in the order of
-    the kernel's parameters, by which `follows` then calls them. `smem_bytes` is the dynamic shared memory of a block. `cluster` is the
-    number of blocks, neighbours along x, that run together: 1 to 8, and a divisor of the grid's x. With `early` the
-    kernel may start before the one before it has ended (programmatic dependent launch), and must wait for it with
-    griddepcontrol.wait. Launches use the GPU that is current now, from any thread, and leave it current there.
-    With `follows` the function takes tensors, as `PreparedLaunch` says, and keeps none alive. Raises Unsupported
-    without a GPU or with too little shared memory per block.
+    the kernel's parameters, by which `follows` then calls them. `smem_bytes` is the dynamic shared memory of a
+    block. `cluster` is the number of blocks, neighbours along x, that run together: 1 to 8, and a divisor of the grid's
+    x. With `early` the kernel may start before the one before it has ended (programmatic dependent launch), and must
+    wait for it with griddepcontrol.wait. Launches use the GPU that is current now, from any thread, and leave it
+    current there. With `follows` the function takes tensors, as `PreparedLaunch` says, and keeps none alive. Raises
+    Unsupported without a GPU or with too little shared memory per block.
     """
     if isinstance(args, Mapping):
         names = follows or {}

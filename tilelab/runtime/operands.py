@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from tilelab.runtime import device
+
+Config = TypeVar("Config")
 
 
 @dataclasses.dataclass
@@ -194,8 +196,9 @@ def require_gpu(
 ) -> None:
     """Raise Unsupported unless `op` can run on the tensor's device; with `interpreted` it always can.
 
-    `capability` is a predicate of tilelab.runtime.device.Device, and `instead` says what to do on a GPU without it. The tensor
-    must be on torch's current GPU (ValueError), because a tensor map does not say to which GPU its address belongs.
+    `capability` is a predicate of tilelab.runtime.device.Device, and `instead` says what to do on a GPU without it. The
+    tensor must be on torch's current GPU (ValueError), because a tensor map does not say to which GPU its address
+    belongs.
     """
     if interpreted:
         return
@@ -231,7 +234,9 @@ def require_one_of(name: str, value: Any, allowed: Iterable) -> None:
         raise ValueError(f"{name} is {value!r:.40}; choose one of {', '.join(map(str, allowed))}.")
 
 
-def choose_config(config: Any, named: Mapping[str, Any], kind: type, best: Callable[[], Any]) -> Any:
+def choose_config(
+    config: Any, named: Mapping[str, Any], kind: type[Config], best: Callable[[], Any]
+) -> Config:
     """Return the configuration for `config`: a `kind` itself, a name in `named`, or "best", the result of `best()`.
 
     ValueError, which lists the names, for anything else, and for a configuration as `require_whole_numbers` does.

@@ -68,16 +68,17 @@ class Planner:
     `make(*inputs, out, *options)` checks the arguments and returns a Plan, or raises an error that says what is wrong.
     """
 
-    def __init__(self, make: Callable[..., Plan], names: Sequence[str]):
-        self.make, self.names, self.plans = make, names, {}
+    def __init__(self, make: Callable[..., Any], names: Sequence[str]):
+        self.make, self.names = make, names
+        self.plans: dict[tuple, Any] = {}
         _planners.append(self)
 
-    def find(self, inputs: tuple, out: torch.Tensor | None, *options: Any) -> Plan:
+    def find(self, inputs: tuple, out: torch.Tensor | None, *options: Any) -> Any:
         """Return the plan for arguments of this kind, made now if there is none."""
         try:
             # A plan is for the current GPU. torch.cuda.current_device takes three times longer than this function.
             gpu = inputs[0].is_cuda and torch._C._cuda_getDevice()
-            key = (*map(describe, inputs), describe(out), options, gpu)
+            key: Any = (*map(describe, inputs), describe(out), options, gpu)
             plan = self.plans.get(key)
         except (
             AttributeError,

@@ -62,8 +62,8 @@ class Space(ABC):
     peer: ClassVar[str] = "cuBLAS"  # what speeds are compared with
     needs: ClassVar[str] = "has_tma"  # the predicate of tilelab.runtime.device that the GPU must have
     # For the tuner, whose shapes are (M, N, K): the table of tuned shapes, or "" for none; its dtype; the numbers that
-    # must divide N and K; and the share of the candidates that is tried. With 15 % this finds the fastest of all at half
-    # of the shapes.
+    # must divide N and K; and the share of the candidates that is tried. With 15 % this finds the fastest of all at
+    # half of the shapes.
     table: ClassVar[str] = ""
     table_dtype: ClassVar[str] = "bf16"
     multiples: ClassVar[tuple[int, int]] = (8, 8)

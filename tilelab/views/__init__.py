@@ -8,8 +8,8 @@ Python answers: on a static page it is false, and the view then offers only what
 
     views.View("timeline", data, picture=figure, table=rows)  # at the end of a notebook cell
 
-In a saved notebook the widget is gone. What stays is `picture` and `table`, and the data, from which `tilelab.course.site`
-makes the view again.
+In a saved notebook the widget is gone. What stays is `picture` and `table`, and the data, from which
+`tilelab.course.site` makes the view again.
 """
 
 from __future__ import annotations

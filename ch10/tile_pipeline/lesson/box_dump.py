@@ -92,6 +92,6 @@ def box_spec(x, row: int, column: int, box: tuple[int, int], fill: str = "zero")
 
 
 def undo_swizzle(found: torch.Tensor, dtype: torch.dtype, box: tuple[int, int], swizzle: str) -> torch.Tensor:
-    """Return the box, row by row, from the bytes of `dump_box`, as tilelab.runtime.tensor_map.swizzle_offset places them."""
+    """Return the box, row by row, from the bytes of `dump_box`, as `tensor_map.swizzle_offset` places them."""
     order = tensor_map.swizzle_offset(torch.arange(found.numel(), device=found.device), swizzle)
     return found[order].view(dtype).view(box)

@@ -186,8 +186,8 @@ def dump_shapes(dtype) -> dict[str, tuple[int, int]]:
 
 @results.experiment("ch10_tile_dump", lambda: source(box_dump))
 def check_dumps():
-    """Compare where each byte of a box lies in shared memory with tilelab.runtime.tensor_map.swizzle_offset: boxes inside the
-    tensor, over each edge and outside, for each dtype, swizzle and fill."""
+    """Compare where each byte of a box lies in shared memory with `tensor_map.swizzle_offset`: boxes inside the tensor,
+    over each edge and outside, for each dtype, swizzle and fill."""
     target = device.current().target
     jobs = [
         box_dump.dump_job(box, dtype.itemsize, target)

@@ -85,7 +85,7 @@ def wavefronts(*read) -> int:
 
 
 def describe_read(*read) -> str:
-    """Return one line about a read as in `_reads`: what, by how many lanes, from how many banks, with which conflict."""
+    """Return one line about a read as in `_reads`: what, by how many lanes, from how many banks, with what conflict."""
     where, size = _reads(*read)
     groups, ways = words_read(where, size), count_wavefronts(where, size)
     used = len({word % BANKS for words in groups for word in words})

@@ -113,8 +113,8 @@ def prepare_recorder(a, b, out, config: WgmmaConfig, watched: int = 0) -> tuple[
 def record_stamps(
     name: str, config: WgmmaConfig, cold: bool = False, watched: int = 0
 ) -> list[list[list[tuple[int, int]]]]:
-    """Run a kernel that records at SHAPE and return the stamps of one SM: for each of its CTAs, in their order, and each
-    warp group the pairs of value and code, as unsigned integers.
+    """Run a kernel that records at SHAPE and return the stamps of one SM: for each of its CTAs, in their order, and
+    each warp group the pairs of value and code, as unsigned integers.
 
     With `cold`, L2 holds nothing of the operands before the launch that is recorded, as under the profiler. The SM is
     `watched`, or the next one that had a CTA.

@@ -314,10 +314,11 @@ def _raise(fault: str) -> None:
 def launch(
     kernel, operands: Sequence[torch.Tensor], out, *, tile=(64, 128), stride_b=None, programs=(), **constants
 ) -> None:
-    """Launch a kernel with the arguments of by_block: (a_desc, b_desc, scale_a, scale_b, out, M, N, K, stride_a, stride_b).
+    """Launch a kernel with by_block's arguments: (a_desc, b_desc, scale_a, scale_b, out, M, N, K, stride_a, stride_b).
 
     `operands` are those of `make_products`, and `out` is what the kernel writes to. stride_a leads from one block of K
-    to the next, and stride_b, if none is given, from one block of N to the next. `programs` are further axes of the grid.
+    to the next, and stride_b, if none is given, from one block of N to the next. `programs` are further axes of the
+    grid.
     """
     a, b, scale_a, scale_b = operands
     (m, k), n, (block_m, block_n) = a.shape, b.shape[1], tile

@@ -1,7 +1,8 @@
 """Compute what the field note's two reverted attempts ask for, what they get, and how much latency their stages hide.
 
 Source of the cases: the note "Blackwell BlockScaled GEMM Kernel Optimizations", attempts 1 and 2. Speeds come from
-datasheets (`tilelab.runtime.device.KNOWN`), so times are floors. The latency is a fit of chapter 10 to a sweep on an H200.
+datasheets (`tilelab.runtime.device.KNOWN`), so times are floors. The latency is a fit of chapter 10 to a sweep on an
+H200.
 """
 
 from __future__ import annotations

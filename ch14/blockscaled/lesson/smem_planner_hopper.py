@@ -110,8 +110,8 @@ class Hopper:
             ""
             if needed <= available
             else (
-                f"a consumer's thread has {available} registers, and its sums take {needed - REGISTERS_BESIDE_SUMS} beside "
-                f"about {REGISTERS_BESIDE_SUMS} others"
+                f"a consumer's thread has {available} registers, and its sums take {needed - REGISTERS_BESIDE_SUMS} "
+                f"beside about {REGISTERS_BESIDE_SUMS} others"
             )
         )
 

@@ -38,7 +38,8 @@ COMMAND = cli.Command(
         "workload": cli.choice(tuple(workloads.FAMILIES), "matmul"),
         "shape": cli.Option("M,N,K of a product; T,HIDDEN,INNER of the MLP; B,H,HK,S,D of attention"),
         "mode": cli.Option(
-            f"{', '.join(workloads.GEMM_MODES)}; for attention {', '.join(workloads.Attention.modes)}; or all (default)",
+            f"{', '.join(workloads.GEMM_MODES)}; "
+            f"for attention {', '.join(workloads.Attention.modes)}; or all (default)",
             default="all",
             metavar="NAME|all",
         ),

@@ -1,6 +1,7 @@
 """Measure what the CPU pays for a repeated call of each operator, beside torch's own, and where the time goes.
 
-A model of small layers is as slow as the CPU starts its kernels. `python -m ch14.compiled.lesson.host_time` prints the rows.
+A model of small layers is as slow as the CPU starts its kernels. `python -m ch14.compiled.lesson.host_time` prints the
+rows.
 """
 
 from __future__ import annotations

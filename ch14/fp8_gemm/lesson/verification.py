@@ -27,7 +27,7 @@ EPILOGUE_CONFIG = Fp8Config(num_stages=4, epilogue_warps=2)
 
 
 def fp8_operands(m: int, n: int, k: int, where="cuda") -> list[torch.Tensor]:
-    """Return random a (M, K) and b (K, N) in fp8, their scales, and room for C, as `fp8_gemm.prepare` and torch take them.
+    """Return random a (M, K) and b (K, N) in fp8, their scales, and room for C, as `fp8_gemm.prepare` takes them.
 
     The scales of A lie column by column, each column at a multiple of 16 bytes.
     """

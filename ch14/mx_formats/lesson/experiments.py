@@ -1,6 +1,6 @@
 """The measurements behind the notebook `ch14_mx_formats`: bits against the spec, speed, and compiled instructions.
 
-Functions with `@_experiment` return a tilelab.records.results.Record: measured here on a GPU, otherwise the recorded one.
+Functions with `@_experiment` return a `results.Record`: measured here on a GPU, otherwise the recorded one.
 """
 
 from __future__ import annotations

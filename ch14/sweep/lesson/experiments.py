@@ -1,4 +1,4 @@
-"""The measurements behind the notebook `ch14_sweep`: the engine of `tilelab.sweeps.sweep`, and triton.autotune beside it.
+"""Measure for the notebook `ch14_sweep` the engine of `tilelab.sweeps.sweep`, and triton.autotune beside it.
 
 Each experiment returns a results.Record, live or recorded. `python -m ch14.sweep.lesson.experiments NAME`
 runs one contender (a key of CONTENDERS, or a fault) in a fresh process and prints one JSON object.
@@ -326,7 +326,7 @@ def measure_gpus():
     ),
 )
 def measure_regret():
-    """Time every configuration of `ch14.gemm` at 20 layers of language models, and see what GemmSpace.share of them finds.
+    """Time each configuration of `ch14.gemm` at 20 layers of language models, and see what GemmSpace.share finds.
 
     `regret` is the time of the fastest of those that the model ranks first over the time of the fastest of all, less 1.
     """

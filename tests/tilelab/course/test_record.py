@@ -274,7 +274,8 @@ sys.exit(record.main([]))
 @pytest.mark.parametrize("how, status", [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_recording_that_is_ended(notebooks, tmp_path, how, status):
     save = (
-        "import os, pathlib, time\nfrom tilelab.runtime import device; from tilelab.records import results\nimport dataclasses\n"
+        "import dataclasses, os, pathlib, time\n"
+        "from tilelab.records import results\nfrom tilelab.runtime import device\n"
         "on = dataclasses.asdict(device.Device('NVIDIA H200', (9, 0), 'sm_90a'))\n"
         "row = {'experiment': 'x', 'device': on, 'versions': {}, 'recorded': '', 'source': '', 'rows': []}\n"
         "results.save(row)\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(60)"

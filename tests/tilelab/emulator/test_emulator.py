@@ -78,8 +78,8 @@ def test_a_right_kernel_is_right_at_any_speed_of_the_engine(seed):
         (
             "tx(shared_address(&full[i % 2]), BYTES)",
             "tx(shared_address(&full[i % 2]), 2 * BYTES)",
-            "block 0, thread 0 waits for ever for parity 0 of the mbarrier at shared address 0. Its phase 0 .parity 0. still "
-            "lacks 0 of 1 arrivals and 256 bytes",
+            "block 0, thread 0 waits for ever for parity 0 of the mbarrier at shared address 0. Its phase 0 .parity 0. "
+            "still lacks 0 of 1 arrivals and 256 bytes",
         ),
         ("    fence_mbarrier_init();", "", "fence_mbarrier_init is missing"),
         (

@@ -92,7 +92,8 @@ def test_a_persistent_kernel_that_loses_its_place_fails(change):
         (
             (
                 "row = threadIdx.x / 32 * 16 + threadIdx.x % 16, half = threadIdx.x % 32 / 16",
-                "row = threadIdx.x / 32 * 16 + threadIdx.x % 8 + threadIdx.x % 32 / 16 * 8, half = threadIdx.x % 16 / 8",
+                "row = threadIdx.x / 32 * 16 + threadIdx.x % 8 + threadIdx.x % 32 / 16 * 8, "
+                "half = threadIdx.x % 16 / 8",
             ),
             "row 0, column 8, holds the sum of row 8, column 0",
         ),

@@ -96,7 +96,10 @@ def test_a_wrong_choice_fails(num_stages, epilogue_subtile, reason):
 
 
 ACC = "        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k"
-ONCE = "        if tile_id == tl.program_id(0):\n            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k"
+ONCE = (
+    "        if tile_id == tl.program_id(0):\n"
+    "            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k"
+)
 RASTER = "within // columns, first_n + within % columns"
 
 
