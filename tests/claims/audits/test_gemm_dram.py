@@ -2,8 +2,8 @@
 
 import pytest
 
-from ch14.gemm.lesson.sweep import GemmSpace
 from ch14.gemm.lesson import experiments
+from ch14.gemm.lesson.sweep import GemmSpace
 from claims.audits import gemm_dram as audit
 from tilelab.measure import profiler
 from tilelab.runtime import device
