@@ -3,6 +3,7 @@
 import pytest
 
 from ch14.gemm.lesson import experiments
+from ch14.gemm.lesson.sweep import GemmSpace
 from claims.audits import gemm_dram as audit
 from tilelab.measure import profiler
 from tilelab.runtime import device
@@ -43,7 +44,7 @@ def test_every_case_compiles():
     from tilelab.runtime import build
 
     jobs = [
-        experiments.GemmSpace((n, n, n), layout=audit.LAYOUT, compile_for="sm_90a").job(config)
+        GemmSpace((n, n, n), layout=audit.LAYOUT, compile_for="sm_90a").job(config)
         for _, config, n in audit.find_cases("sm_90a", 132)[:6]
     ]
     assert [report.status for report in build.build(jobs)] == ["ok"] * 6

@@ -147,7 +147,8 @@ def test_hash_is_the_same_interpreted_or_not():
     from tilelab.course import doctor_copy
 
     other = "1" if device.current().capability else "0"
-    code = "from tilelab.course import doctor_copy; from tilelab.records import results; print(provenance.source_hash(doctor_copy.copy_tma_kernel))"
+    code = "from tilelab.course import doctor_copy; from tilelab.runtime import provenance; "
+    code += "print(provenance.source_hash(doctor_copy.copy_tma_kernel))"
     said = subprocess.run(
         [sys.executable, "-c", code],
         env=notebook.child_env(TRITON_INTERPRET=other),
