@@ -46,7 +46,7 @@ def spec(
 
 def _choose_config(config: str | BulkConfig, op: str) -> BulkConfig:
     named = configs(op)
-    return operands.choose_config(config, named, BulkConfig, lambda: next(iter(named.values())))
+    return operands.choose_config(config, named, BulkConfig, lambda: next(iter(named.values())), parse)
 
 
 def job(

@@ -97,7 +97,7 @@ def compulsory_bytes(
 
 def _choose_config(config, shape, itemsize: int, sms: int) -> ResampleConfig:
     named = configs(shape, itemsize, sms)
-    return operands.choose_config(config, named, ResampleConfig, lambda: named[BEST])
+    return operands.choose_config(config, named, ResampleConfig, lambda: named[BEST], parse)
 
 
 def job(

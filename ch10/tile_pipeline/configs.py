@@ -284,7 +284,7 @@ def configs(op: str = "copy", shape: tuple[int, ...] = ()) -> dict[str, TileConf
 def choose_config(op: str, config: str | TileConfig, shape: tuple[int, ...]) -> TileConfig:
     """Return the configuration of `op` that `config` stands for: itself, a variant's name, or "best" for x's shape."""
     named = configs(op, shape)
-    config = operands.choose_config(config, named, TileConfig, lambda: next(iter(named.values())))
+    config = operands.choose_config(config, named, TileConfig, lambda: next(iter(named.values())), parse)
     if config.op != op:
         raise ValueError(f"config must be for {op}; it is for {config.op}.")
     return config

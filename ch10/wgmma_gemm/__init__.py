@@ -21,6 +21,7 @@ from ch10.wgmma_gemm.configs import (
     configs,
     fits,
     load_config,
+    parse,
     predict_us,
     rejection,
 )
@@ -122,7 +123,7 @@ def resolve_config(config: str | WgmmaConfig, m: int, n: int, k: int) -> WgmmaCo
     Raises ValueError for an unknown name, or for a cluster with too few K steps. Raises Unsupported for a configuration
     that exceeds an SM.
     """
-    config = operands.choose_config(config, STEPS, WgmmaConfig, lambda: find_best(m, n, k)[0])
+    config = operands.choose_config(config, STEPS, WgmmaConfig, lambda: find_best(m, n, k)[0], parse)
     if config.kernel == "split" and config.cluster > config.steps(k):
         raise ValueError(
             f"a cluster of {config.cluster} needs as many K steps of {64 * config.boxes_per_stage} to "

@@ -16,7 +16,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.attention import operator
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, rejection
+from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, parse, rejection
 from ch14.attention.hopper_kernel import TILE_LAYOUT, attention_hopper_kernel
 from ch14.attention.kernels import attention_plain_kernel
 from tilelab.runtime import build, device, operators, triton_launch
@@ -167,6 +167,7 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
         configs(d),
         AttentionConfig,
         lambda: best_config(d, None if IS_INTERPRETED else target, case, here.sms),
+        parse,
     )
     if reason := rejection(config, target):
         raise device.Unsupported(f"configuration {config} cannot run on {target}: {reason}")
@@ -212,13 +213,12 @@ def bind(
         "v_desc": _describe(v, config.block_n, gluon),
         "o_desc": _describe(out, rows, gluon),
         "scale": (d**-0.5 if scale is None else scale) * LOG2_E,
+        **({"items": items} if gluon else {}),
         "KEYS": k.shape[2],
         "row_blocks": row_blocks,
         "heads": h,
         "heads_per_kv": h // k.shape[1],
     }
-    if gluon:
-        arguments["items"] = items
     constants, options = _compile_options(config, is_causal)
     grid = (min(items, device.current().sms) if config.persistent else items,)
     kernel = attention_hopper_kernel if gluon else attention_plain_kernel

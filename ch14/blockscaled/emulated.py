@@ -23,6 +23,7 @@ from ch14.gemm import bind_config
 from ch14.gemm.configs import GemmConfig, rank_configs
 from ch14.gemm.configs import configs as gemm_configs
 from ch14.gemm.configs import job as gemm_job
+from ch14.gemm.configs import parse as gemm_parse
 from ch14.gemm.kernels import gemm_persistent_kernel
 from ch14.mx_formats import Packed, Transposed, number_formats
 from tilelab.runtime import build, device, operands, triton_launch
@@ -172,7 +173,7 @@ def _prepare_multiply(left, right, c, factor_a, factor_b, config):
     suits_wgmma = _suits_wgmma(device.current().target, c.dtype, factor_a is not None or factor_b is not None)
     if not isinstance(config, WgmmaConfig):
         config = operands.choose_config(
-            config, configs(), GemmConfig, lambda: "best" if suits_wgmma else None
+            config, configs(), GemmConfig, lambda: "best" if suits_wgmma else None, gemm_parse
         )
     if isinstance(config, GemmConfig | None):
         return _prepare_gemm(left, right, c, factor_a, factor_b, config)

@@ -277,7 +277,7 @@ def prepare(
     a, weight, kernel = _check_operands(a, b, out)
     (m, k), n, form, where = a.shape, weight.shape[0], a.format, a.values.device
     named = configs(form, kernel=kernel)
-    config = operands.choose_config(config, named, NativeConfig, lambda: None)
+    config = operands.choose_config(config, named, NativeConfig, lambda: None, parse)
     if config is not None and config.kernel != kernel:
         raise ValueError(
             f"scales {'in tiles' if a.tiled else 'in rows'} take the {kernel} kernel; config is {config}."

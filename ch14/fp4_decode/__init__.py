@@ -102,7 +102,7 @@ def _build(x, weight, scales, out, config, early: bool):
     """
     m, n, k = _check_operands(x, weight, scales, out)
     config = operands.choose_config(
-        config, configs(m), DecodeConfig, lambda: best_config(m, n, k, device.current())
+        config, configs(m), DecodeConfig, lambda: best_config(m, n, k, device.current()), parse
     )
     _check_hardware(config, x)
     tokens, grid = padded_tokens(m, config.kernel), config.grid(n, k)

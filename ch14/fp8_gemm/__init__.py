@@ -165,7 +165,7 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
     packed, sms, chosen = packed_as is not None, device.current().sms, ""
     if isinstance(config, str) and config == "best":
         config, chosen = find_best(m, n, k, sms, packed)
-    config = operands.choose_config(config, configs(), Fp8Config, lambda: None)
+    config = operands.choose_config(config, configs(), Fp8Config, lambda: None, parse)
     constants = config.constants(bias is not None, activation, packed)
     tiles = config.tiles(m, n)
     rows = min(config.block_m, -(-m // 8) * 8)  # of A per load: more would cost the copy engine time

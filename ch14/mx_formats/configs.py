@@ -94,4 +94,4 @@ def choose_config(config: str | MxConfig, format: BlockFormat, operation: str = 
     """Return the configuration that `config` ("best", a name or an MxConfig) stands for in an operation."""
     named = configs(format)
     best = next(iter(named.values())) if operation == "quantise" else DEQUANTISE_CONFIG
-    return operands.choose_config(config, named, MxConfig, lambda: best)
+    return operands.choose_config(config, named, MxConfig, lambda: best, parse)

@@ -6,6 +6,7 @@ could read or write memory that is not its own. `Launch` is what every `prepare`
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -235,11 +236,16 @@ def require_one_of(name: str, value: Any, allowed: Iterable) -> None:
 
 
 def choose_config(
-    config: Any, named: Mapping[str, Any], kind: type[Config], best: Callable[[], Any]
+    config: Any,
+    named: Mapping[str, Any],
+    kind: type[Config],
+    best: Callable[[], Any],
+    parse: Callable[[str], Any] | None = None,
 ) -> Config:
     """Return the configuration for `config`: a `kind` itself, a name in `named`, or "best", the result of `best()`.
 
-    ValueError, which lists the names, for anything else, and for a configuration as `require_whole_numbers` does.
+    `parse` reads other spellings of the configurations in `named`, such as that of an earlier version. ValueError,
+    which lists the names, for anything else, and for a configuration as `require_whole_numbers` does.
     """
     if isinstance(config, kind):
         require_whole_numbers(config)
@@ -248,6 +254,10 @@ def choose_config(
         return best()
     if isinstance(config, str) and config in named:
         return named[config]
+    if isinstance(config, str) and parse:
+        with contextlib.suppress(TypeError, ValueError):  # a TypeError for a text that leaves fields out
+            if (found := parse(config)) in named.values():
+                return found
     raise ValueError(
         f"unknown configuration {config!r:.60}; choose best, {', '.join(named)}, or pass a {kind.__name__}."
     )

@@ -145,7 +145,7 @@ def prepare(
 ) -> Callable[..., None]:
     """Compile and load a kernel, and return a function of tensors that launches it on torch's current stream.
 
-    `arguments` are the kernel's first arguments by name, with tensors of the kind that later calls will pass. `follows`
+    `arguments` are arguments of the kernel by name, with tensors of the kind that later calls will pass. `follows`
     says which tensor of a call each pointer and descriptor takes the address of; the tensor may have another dtype than
     the argument. `constants` are the other arguments, and Triton's options. `early` is described at `bind`. The
     function keeps no tensor alive. Without a GPU the interpreter runs the kernel.
@@ -158,11 +158,11 @@ def prepare(
         for name, position in follows.items():
             tensor = tensors[position].view(dtypes[name])
             moved[name] = tensor if kept[name] is None else dataclasses.replace(kept[name], base=tensor)
-        kernel[grid](*(kept | moved).values(), **constants)
+        kernel[grid](**kept | moved, **constants)
 
     if not isinstance(kernel, triton.JITFunction):
         return launch_by_triton
-    compiled = kernel.warmup(*arguments.values(), grid=grid, **constants)
+    compiled = kernel.warmup(grid=grid, **arguments, **constants)
     try:
         return bind(compiled, grid, arguments | constants, follows, early)
     except UnknownParameters:

@@ -29,7 +29,7 @@ VERSIONS = (
     ("two_consumers", {}),
     ("two_consumers", {"BLOCK_N": 256}),
     ("persistent", {}),
-    ("persistent", {"GROUP": 16}),
+    ("persistent", {"GROUP_M": 16}),
     ("tma_store", {}),
     ("tma_store", {}),
 )

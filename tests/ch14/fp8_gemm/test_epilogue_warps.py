@@ -109,20 +109,23 @@ def test_n_may_end_within_a_block(config, shape):
 
 
 def test_a_last_tile_that_is_left_out_is_found():
-    change = "tiles_n = (N + BLOCK_N - 1) / BLOCK_N", "tiles_n = N / BLOCK_N"
+    change = "(N + BLOCK_N - 1) / BLOCK_N, K / BLOCK_K", "N / BLOCK_N, K / BLOCK_K"
     assert not run(Fp8Config(1, 2, 5, 64), (20, 200, 256), emulator.SEEDS[:1], change) < 2**-7
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        ("mbarrier_wait(slot_empty + 8 * slot, slot_phase ^ 1);", ""),
-        ("slot_phase ^= 1;", ""),
-        ("mbarrier_wait(slot_full + 8 * slot, phase);", ""),
+        ("mbarrier_wait(memory.slot_empty + 8 * slot, phase ^ 1);", ""),
+        (
+            "id += gridDim.x, slot_phase ^= 1) {\n            const Work work",
+            "id += gridDim.x) {\n            const Work work",
+        ),
+        ("mbarrier_wait(memory.slot_full + 8 * slot, phase);", ""),
         ("        fence_proxy_async();\n        __syncwarp();", "        __syncwarp();"),
         ("if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows", ""),
-        ("tile.m * BLOCK_M + slot * 16", "tile.m * BLOCK_M + slot * 8"),
-        (", row,\n                                   tile.n * BLOCK_N, N);", ", row, 0, N);"),
+        ("work.row + slot * 16", "work.row + slot * 8"),
+        ("bias, row, work.column, N);\n        mbarrier", "bias, row, 0, N);\n        mbarrier"),
     ],
 )
 def test_a_planted_fault_is_found(change):

@@ -144,11 +144,18 @@ def test_choose_config():
         for given in (Config(3), "best", "large")
     ]
     assert choose == [Config(3), Config(1), Config(64)]
-    for wrong in ("fast", None, 3):
+
+    def parse(text):
+        return Config(int(text.removeprefix("tile ")))
+
+    assert operands.choose_config("tile 64", named, Config, lambda: Config(1), parse) == named["large"]
+    for wrong in ("fast", "tile 65", None, 3):
         with pytest.raises(
             ValueError, match="unknown configuration .*; choose best, small, large, or pass a Config"
         ):
             operands.choose_config(wrong, named, Config, lambda: Config(1))
+        with pytest.raises(ValueError, match="unknown configuration .*; choose best, small, large"):
+            operands.choose_config(wrong, named, Config, lambda: Config(1), parse)
     for wrong in (8.0, True, "8", None):
         with pytest.raises(ValueError, match=f"^tile of a Config must be a whole number; it is {wrong!r}.$"):
             operands.choose_config(Config(wrong), named, Config, lambda: Config(1))
