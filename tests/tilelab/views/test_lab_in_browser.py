@@ -426,7 +426,8 @@ def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
         panel = page.locator(".tiles-panel")
         explained = panel.locator(".tiles-detail").inner_text()
         best = data["rows"][data["state"]["best"]]["kernel"]
-        block_m, block_n, block_k, warps, stages = best.split(" ")[0].split(",")
+        sizes = re.match(r"(\d+)×(\d+)×(\d+) · (\d+) warps · (\d+) stages · persistent", best).groups()
+        block_m, block_n, block_k, warps, stages = sizes
         assert (
             f"The name {best} stands for block_m={block_m}, block_n={block_n}, block_k={block_k}, "
             f"num_warps={warps}, num_stages={stages}, kernel='persistent', epilogue_subtile=2, " in explained
