@@ -173,7 +173,7 @@ def _record_experiments(experiments: dict[str, Callable], folder: pathlib.Path) 
             record = measure()
             if not record.live:
                 raise RuntimeError("only its notebook measures it")
-            files.write_atomically(folder / f"{name}.json", results.to_json(record.data))
+            files.write_atomically(folder / results.file_name(name), results.to_json(record.data))
         except KeyboardInterrupt:
             print(
                 f"interrupted; left as before: {', '.join(list(experiments)[list(experiments).index(name) :])}"

@@ -204,7 +204,7 @@ def _judge_claims(folder: pathlib.Path, records: Records) -> dict[str, str]:
     )  # by name, because tilelab imports no other package of the course
     for (gpu, experiment), record in records.items():
         (folder / gpu).mkdir(exist_ok=True)
-        (folder / gpu / f"{experiment}.json").write_text(json.dumps(record), encoding="utf-8")
+        (folder / gpu / results.file_name(experiment)).write_text(json.dumps(record), encoding="utf-8")
     verdicts = {}
     for claim in (claim for note in trial.NOTES for claim in note.claims):
         try:

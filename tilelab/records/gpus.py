@@ -53,7 +53,9 @@ MARKS = (
 def records_on_all_gpus(record: results.Record) -> list[results.Record]:
     """Return `record`, then the same experiment's record of each other GPU in results/. Raises as `results.load`."""
     own, experiment = results.gpu_folder(record.data), record.experiment
-    found = sorted(path.parent.name for path in results.results_folder().glob(f"*/{experiment}.json"))
+    found = sorted(
+        path.parent.name for path in results.results_folder().glob(f"*/{results.file_name(experiment)}")
+    )
     return [
         record,
         *(

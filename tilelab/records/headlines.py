@@ -78,7 +78,7 @@ def stack_name(torch_version: str) -> str:
 
 def holds_headlines(folder: pathlib.Path) -> bool:
     """Return whether a folder holds the record of a headline, and not only the summary of the tests."""
-    return any((folder / f"{name}.json").exists() for name in EXPERIMENTS)
+    return any((folder / results.file_name(name)).exists() for name in EXPERIMENTS)
 
 
 def find_folder(*others: str) -> pathlib.Path:
@@ -89,7 +89,7 @@ def find_folder(*others: str) -> pathlib.Path:
     names no version.
     """
     folder, recorded = results.results_folder() / device.current().slug, set()
-    for path in (folder / f"{name}.json" for name in (*EXPERIMENTS, *others)):
+    for path in (folder / results.file_name(name) for name in (*EXPERIMENTS, *others)):
         try:
             if path.exists():
                 recorded.add(stack_name(json.loads(path.read_text(encoding="utf-8"))["versions"]["torch"]))
@@ -133,7 +133,11 @@ def make_page() -> str:
     folder = results.results_folder() / results.PREFERRED
     other = find_second_set(folder)
     found = [
-        {name: results.read(path) for name in EXPERIMENTS if (path := each / f"{name}.json").exists()}
+        {
+            name: results.read(path)
+            for name in EXPERIMENTS
+            if (path := each / results.file_name(name)).exists()
+        }
         for each in (folder, other)
     ]
     for records, each in zip(found, (folder, other)):

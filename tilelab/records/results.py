@@ -81,10 +81,15 @@ def gpu_folder(record: dict) -> str:
     return device.Device(record["device"]["name"]).slug
 
 
+def file_name(experiment: str) -> str:
+    """Return the name of the file that holds the record of an experiment, in the folder of its GPU."""
+    return f"{experiment}.json"
+
+
 def save(record: dict, to: pathlib.Path | None = None) -> pathlib.Path:
     """Write a record under `to` (default: results/) and return its path. ValueError as `make_record` and `to_json`."""
     _check_name(record["experiment"])
-    path = (to or results_folder()) / gpu_folder(record) / f"{record['experiment']}.json"
+    path = (to or results_folder()) / gpu_folder(record) / file_name(record["experiment"])
     files.write_atomically(path, to_json(record))
     return path
 
@@ -100,7 +105,7 @@ def load(experiment: str, gpu: str | None = None) -> dict:
     the records there are. ValueError as `read`.
     """
     _check_name(experiment)
-    paths = {path.parent.name: path for path in sorted(results_folder().glob(f"*/{experiment}.json"))}
+    paths = {path.parent.name: path for path in sorted(results_folder().glob(f"*/{file_name(experiment)}"))}
     wanted = [gpu] if gpu else [device.current().slug, PREFERRED, *paths]
     path = next((paths[name] for name in wanted if name in paths), None)
     if path is None:
