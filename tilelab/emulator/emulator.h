@@ -61,24 +61,6 @@ template <typename T>
 T __ldg(const T* address) {
     return *address;
 }
-template <typename T, typename V>
-T atomicExch(T* address, V value) {
-    T old = *address;
-    *address = value;
-    return old;
-}
-template <typename T, typename V>
-T atomicAdd(T* address, V value) {
-    return atomicExch(address, *address + value);
-}
-template <typename T, typename V>
-T atomicMin(T* address, V value) {
-    return atomicExch(address, min(*address, T(value)));
-}
-template <typename T, typename V>
-T atomicMax(T* address, V value) {
-    return atomicExch(address, max(*address, T(value)));
-}
 inline int __popc(u32 bits) { return __builtin_popcount(bits); }
 inline int __clz(u32 bits) { return bits ? __builtin_clz(bits) : 32; }
 inline int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }
@@ -93,11 +75,10 @@ inline u32 __float_as_uint(float value) {
     return bits;
 }
 inline float rsqrtf(float value) { return 1 / sqrtf(value); }
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __nanosleep(u32) {}
 
-extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+#ifndef ENGINE
+extern const dim3 threadIdx, blockIdx, blockDim, gridDim;
+#endif
 
 namespace emulator {
 
@@ -115,11 +96,15 @@ struct Votes {
     u32 filled;
 };
 Votes meet(const char* what, u32 mask, u64 value);  // waits for the lanes of `mask`, which exchange values
+void begin_atomic(const void* address, u32 bytes, bool orders = false);  // `orders`: with a fence
+void fence_memory();
+void pause();  // lets others run, in a loop that waits for memory
 void block_barrier(u32 name, u32 threads, const char* what);
 void arrive_at_cluster();
 void wait_for_cluster();
 
 void init_barrier(u32 barrier, u32 arrivals);
+void end_barrier(u32 barrier);  // mbarrier.inval
 void make_barriers_visible();
 void arrive(u32 barrier, u32 bytes);
 void wait_for_phase(u32 barrier, u32 parity);
@@ -131,6 +116,9 @@ void move_box(Kind kind, const void* map, u32 dimensions, const int* corner, u32
 void commit_stores();
 void wait_for_reads(u32 pending);
 void fence_views();
+void copy_async(u32 tile, const void* source, u32 bytes, u32 source_bytes);  // the rest of `bytes` becomes zero
+void commit_copies();
+void wait_for_copies(u32 pending);
 
 enum Elements { BF16, E4M3 };
 void fence_products();
@@ -143,9 +131,12 @@ u32 bf16_bits(float value);  // rounded to the nearest even
 u32 f16_bits(float value);
 float f16_value(u32 bits);
 
+// The code of a function with this attribute may touch the engine's own memory.
+#define UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
+
 // Return what lane `source` gave, or this lane's own value where `source` is none of its group of `width` lanes.
 template <typename T>
-T shuffle(const char* what, u32 mask, T value, int source, int width) {
+UNCHECKED T shuffle(const char* what, u32 mask, T value, int source, int width) {
     static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
     u64 bits = 0;
     memcpy(&bits, &value, sizeof(T));
@@ -157,7 +148,7 @@ T shuffle(const char* what, u32 mask, T value, int source, int width) {
     return value;
 }
 
-inline u32 vote(const char* what, u32 mask, bool value) {
+UNCHECKED inline u32 vote(const char* what, u32 mask, bool value) {
     const Votes votes = meet(what, mask, value);
     u32 bits = 0;
     for (u32 lane = 0; lane < 32; ++lane) bits |= u32((votes.filled >> lane & 1) && votes.slots[lane]) << lane;
@@ -165,6 +156,34 @@ inline u32 vote(const char* what, u32 mask, bool value) {
 }
 
 }  // namespace emulator
+
+// Change a variable to what `change` makes of its value, and return the value before.
+template <typename T, typename Change>
+UNCHECKED T atomically(T* address, Change change) {
+    emulator::begin_atomic(address, sizeof(T));
+    const T old = *address;
+    *address = change(old);
+    return old;
+}
+template <typename T, typename V>
+T atomicExch(T* address, V value) {
+    return atomically(address, [=](T) { return T(value); });
+}
+template <typename T, typename V>
+T atomicAdd(T* address, V value) {
+    return atomically(address, [=](T old) { return T(old + value); });
+}
+template <typename T, typename V>
+T atomicMin(T* address, V value) {
+    return atomically(address, [=](T old) { return min(old, T(value)); });
+}
+template <typename T, typename V>
+T atomicMax(T* address, V value) {
+    return atomically(address, [=](T old) { return max(old, T(value)); });
+}
+inline void __threadfence() { emulator::fence_memory(); }
+inline void __threadfence_block() { emulator::fence_memory(); }
+inline void __nanosleep(u32) { emulator::pause(); }
 
 inline void __trap() { emulator::fail("executes __trap()"); }
 inline void __syncthreads() { emulator::block_barrier(0, 0, "in __syncthreads()"); }
