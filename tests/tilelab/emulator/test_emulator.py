@@ -74,7 +74,7 @@ def test_a_right_kernel_is_right_at_any_speed_of_the_engine(seed):
 @pytest.mark.parametrize(
     "line, instead, reason",
     [
-        ("i / 2 % 2", "0", "overwrites shared address .*, where an earlier load may still be landing"),
+        ("i / 2 % 2", "0", "a bulk_store reads shared address 128, where a load may still be landing"),
         (
             "tx(shared_address(&full[i % 2]), BYTES)",
             "tx(shared_address(&full[i % 2]), 2 * BYTES)",
@@ -545,7 +545,7 @@ def test_a_product_that_reads_too_early_or_too_late_is_named_or_wrong(step, chan
         (
             ONE_GROUP,
             ("        __syncthreads();  // all four warps", "//"),
-            "overwrites .* which a wgmma may still read",
+            "wgmma reads shared address .*, where a load may still be landing",
         ),
         (
             IN_CLUSTER,
