@@ -32,43 +32,59 @@ class _Guarded:
     """A tensor of the same layout inside of a larger buffer, which shows what else was written."""
 
     def __init__(self, tensor: torch.Tensor, is_output: bool, keep: bool):
-        self.shape, self.strides, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
-        size = 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides))
-        self.nbytes = size * tensor.itemsize
-        self.margin = GUARD_BYTES + -(-self.nbytes // 128) * 128
-        self.buffer = torch.full(
-            (2 * self.margin + self.nbytes,),
-            OUTSIDE if is_output else UNWRITTEN,
-            dtype=torch.uint8,
-            device=tensor.device,
-        )
-        self.buffer[self.margin : -self.margin] = UNWRITTEN
-        self.tensor = self._find(self.buffer)
+        begin, end = _address_range(tensor)
+        self.outside, self.nbytes = OUTSIDE if is_output else UNWRITTEN, end - begin
+        margin = GUARD_BYTES + -(-self.nbytes // 128) * 128
+        if tensor.is_cpu:  # numpy uses one thread, which is quicker here
+            memory = numpy.full(2 * margin + self.nbytes + 128, self.outside, dtype=numpy.uint8)
+            memory = torch.from_numpy(memory[-memory.ctypes.data % 128 :][: 2 * margin + self.nbytes])
+        else:
+            memory = torch.full(
+                (2 * margin + self.nbytes,), self.outside, dtype=torch.uint8, device=tensor.device
+            )
+        self.front, self.inside, self.behind = memory.split([margin, self.nbytes, margin])
+        self.inside.fill_(UNWRITTEN)
+        self.tensor = self.inside.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
         if keep:
             self.tensor.copy_(tensor)
-        self.before = self.buffer.clone()
+        self.is_output, self.has_gaps = is_output, self.nbytes > tensor.nbytes
+        self.before = None if is_output and not self.has_gaps else self.inside.clone()
 
-    def _find(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the place of the tensor in a buffer."""
-        return buffer[self.margin : -self.margin].view(self.dtype).as_strided(self.shape, self.strides)
-
-    def find_damage(self, name: str, may_change: bool) -> str:
-        now = self.buffer
-        if may_change:
+    def find_damage(self, name: str) -> str:
+        for part, place in ((self.behind, 0), (self.front, -len(self.front))):
+            if not _is_full(part, self.outside):
+                first = int((part != self.outside).nonzero()[0]) + place
+                where = (
+                    f"{first:,} bytes past its end"
+                    if first >= 0
+                    else f"from {-first:,} bytes before its begin on"
+                )
+                return f"memory outside of {name} was overwritten, {where}"
+        if self.before is None:
+            return ""
+        now = self.inside
+        if self.is_output:
             now = now.clone()
-            self._find(now).copy_(self._find(self.before))
+            shape, strides, dtype = self.tensor.shape, self.tensor.stride(), self.tensor.dtype
+            old, new = (each.view(dtype).as_strided(shape, strides) for each in (self.before, now))
+            new.copy_(old)
         if torch.equal(now, self.before):
             return ""
-        first = int((now != self.before).nonzero()[0]) - self.margin
-        if 0 <= first < self.nbytes and not may_change:
-            return f"{name} was overwritten"
-        if first < 0:
-            place = f"from {-first:,} bytes before its begin on"
-        else:
-            place = (
-                f"{first - self.nbytes:,} bytes past its end" if first >= self.nbytes else "between its rows"
-            )
-        return f"memory outside of {name} was overwritten, {place}"
+        between = f"memory outside of {name} was overwritten, between its rows"
+        return between if self.is_output else f"{name} was overwritten"
+
+
+def _is_full(memory: torch.Tensor, value: int) -> bool:
+    if not memory.is_cpu:
+        return not bool((memory != value).any())
+    whole = len(memory) // 8 * 8
+    words = memory.numpy()[:whole].view(numpy.uint64)
+    return bool((words == value * 0x0101010101010101).all() and (memory.numpy()[whole:] == value).all())
+
+
+def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
+    size = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + size * tensor.itemsize
 
 
 class LaunchMemory:
@@ -95,10 +111,7 @@ class LaunchMemory:
 
     def find_damage(self) -> str:
         """Return "" or what was overwritten beside the outputs: an input, or memory outside of a tensor."""
-        first = len(self.tensors) - self.outputs
-        damage = (
-            guarded.find_damage(self.names[place], place >= first) for place, guarded in self._guarded.items()
-        )
+        damage = (guarded.find_damage(self.names[place]) for place, guarded in self._guarded.items())
         return next(filter(None, damage), "")
 
     def find_fault(self, *wrong: torch.Tensor) -> str:
@@ -144,11 +157,6 @@ class LaunchMemory:
                 torch.from_numpy(memory.owners[name]).as_strided(tensor.shape, tensor.stride())
                 for name, tensor in outputs.items()
             ]
-
-
-def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
-    size = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))
-    return tensor.data_ptr(), tensor.data_ptr() + size * tensor.itemsize
 
 
 class _Watched:
