@@ -115,9 +115,8 @@ def _plan(packed: Packed, config: MxConfig, whole_groups: bool, x_stride: int) -
     (rows, columns), group = packed.shape, packed.format.block[1]
     groups = triton.cdiv(columns, group)
     flat = whole_groups and not packed.tiled and x_stride == columns
-    if (
-        flat
-    ):  # Without gaps the matrix is one long row, and no program is left half empty at the end of a row.
+    # Without gaps the matrix is one long row, and no program is left half empty at the end of a row.
+    if flat:
         rows, columns, groups = 1, rows * columns, rows * groups
         x_stride = columns
     block = config.elements // group

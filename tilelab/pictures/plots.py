@@ -213,9 +213,8 @@ def ratios(
     room = 0.17 * (max(seen) - min(seen) or 1)
     low, high = min(seen) - 2 * room, max(seen) + room  # room for a number on the left of its point
     axes.set_xlim(low, high)
-    ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(
-        low, high
-    )  # few, because long names leave little room
+    # Few ticks, because long names leave little room.
+    ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
     axes.set_xticks([tick for tick in ticks if max(low, 0) <= tick <= high])
     label_lines(axes, rows, label)
     axes.set_xlabel(escape_math(f"speed, × {peer}"), fontsize=8)

@@ -417,9 +417,8 @@ def prepare_launch(
         names = follows or {}
         follows, args = [names.get(name) for name in args] if names else None, list(args.values())
     core_device, here = current_device(), device.current()
-    needed = smem_bytes + getattr(
-        getattr(kernel, "attributes", None), "shared_size_bytes", 0
-    )  # plus static memory
+    # A kernel's static memory counts too.
+    needed = smem_bytes + getattr(getattr(kernel, "attributes", None), "shared_size_bytes", 0)
     if needed > here.smem_per_block:
         raise device.Unsupported(
             f"the launch needs {needed:,} B of shared memory per block; {here.name} has "

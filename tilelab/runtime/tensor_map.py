@@ -11,12 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-SWIZZLES = {
-    "none": 0,
-    "32B": 32,
-    "64B": 64,
-    "128B": 128,
-}  # bytes within which units of 16 bytes change places
+# A swizzle's name, and the bytes within which units of 16 bytes change places.
+SWIZZLES = {"none": 0, "32B": 32, "64B": 64, "128B": 128}
 PROMOTIONS = ("none", "64B", "128B", "256B")
 FILLS = ("zero", "nan")
 # {torch's dtype: the driver's name for the dtype}
@@ -132,9 +128,8 @@ class TensorMap:
         from cuda.bindings import driver
 
         self._memory = ctypes.create_string_buffer(2 * self.NBYTES)
-        self.pointer = (
-            -(-ctypes.addressof(self._memory) // self.NBYTES) * self.NBYTES
-        )  # CUDA 13 aligns maps to 128
+        # CUDA 13 aligns maps to 128
+        self.pointer = -(-ctypes.addressof(self._memory) // self.NBYTES) * self.NBYTES
         ctypes.memmove(self.pointer, encoded.getPtr(), self.NBYTES)
         self._map, self._replace_address = driver.CUtensorMap(self.pointer), driver.cuTensorMapReplaceAddress
 
@@ -188,10 +183,8 @@ def make_tensor_map(
             f"a tensor map describes memory of a GPU; the tensor is on {tensor.device}: move it there."
         )
     # Torch allows any stride for an extent of 1; the driver demands a multiple of 16 bytes for it too.
-    strides, whole = (
-        [],
-        -(-tensor.shape[-1] * tensor.element_size() // 16) * 16,
-    )  # in bytes, the innermost first
+    # Strides are in bytes, the innermost first.
+    strides, whole = ([], -(-tensor.shape[-1] * tensor.element_size() // 16) * 16)
     for extent, stride in list(zip(tensor.shape, tensor.stride()))[-2::-1]:
         strides.append(stride * tensor.element_size() if extent > 1 else whole)
         whole = max(whole, strides[-1] * extent)

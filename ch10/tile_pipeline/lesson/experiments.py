@@ -228,9 +228,8 @@ def check_dumps():
 @results.experiment("ch10_tile_sanitizer", source, can_run=check.can_sanitize)
 def run_sanitizers():
     """Run each tool of compute-sanitizer on `sanitizer_cases`."""
-    _compile(
-        config for *_, config in every_config()
-    )  # a tool has one CPU, and would compile them one after the other
+    # Compile here: a tool has one CPU, and would compile them one after the other.
+    _compile(config for *_, config in every_config())
     return check.sanitize("ch10.tile_pipeline.lesson.experiments", shares=4)
 
 

@@ -223,9 +223,8 @@ def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.0
             end.record()
             end.synchronize()
             times[name].append(begin.elapsed_time(end) / BURST)
-    found = {
-        name: statistics.median(values[1:]) for name, values in times.items()
-    }  # the first round warms up
+    # the first round warms up
+    found = {name: statistics.median(values[1:]) for name, values in times.items()}
     return {
         "name": "best",
         "shape": [m, n, k],

@@ -20,9 +20,8 @@ from tilelab.runtime import build
 OPCODES = ("UTMALDG", "UTMASTG", "LDGSTS", "HGMMA")
 TEMPLATE = "@triton_heuristics.template"  # in the code of a kernel that Inductor made from a template
 DESCRIPTOR = re.compile(r"make_tensor_descriptor\(|TensorDescriptor\b|tensormap_create")
-MARK = (
-    "spin_kernel"  # torch.cuda._sleep launches it; a profiled program calls that before each call of interest
-)
+# torch.cuda._sleep launches this kernel; a profiled program calls it before each call of interest.
+MARK = "spin_kernel"
 PER_OPCODE = "sass__inst_executed_per_opcode"  # Nsight Compute's metric
 
 

@@ -36,10 +36,8 @@ from tilelab.measure import bench
 from tilelab.records import results
 from tilelab.runtime import build, provenance
 
-EPILOGUE_SHAPES = (
-    (8192, 14336, 4096),
-    (8192, 8192, 1024),
-)  # with a short K the epilogue is a larger part of the time
+# With a short K the epilogue is a larger part of the time.
+EPILOGUE_SHAPES = ((8192, 14336, 4096), (8192, 8192, 1024))
 FEW = (64, 7168, 16384)  # bound by memory
 MANY = (4096, 4096, 16384)  # enough tiles for every SM, and a long K
 CLAIMED = {"latency": (0.40, 0.50), "warps": (0.20, 0.30), "epilogue": (0.15, 0.25), "split-K": (0.10, 0.20)}

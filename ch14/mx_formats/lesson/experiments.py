@@ -290,9 +290,8 @@ def count_instructions(report: build.Report) -> dict:
         )
         for kind in ("LDG", "STG")
     }
-    fused = {
-        name: counts[name] + 2 * counts[f"{name}2"] for name in ("FFMA", "FMUL")
-    }  # from sm_100a on in pairs
+    # From sm_100a on they come in pairs.
+    fused = {name: counts[name] + 2 * counts[f"{name}2"] for name in ("FFMA", "FMUL")}
     return {
         "issued": round(len(opcodes) / elements, 2),
         "load_bits": widths["LDG"],
