@@ -55,9 +55,7 @@ LLAMA_3_8B = Sizes()
 
 def make_weights(sizes: Sizes, where: str, dtype: torch.dtype = torch.bfloat16, std: float = 0.02) -> dict:
     """Return {name: (N, K) weight} with normal elements of standard deviation `std`, as at the start of a training."""
-    return {
-        name: (torch.randn(*shape, device=where) * std).to(dtype) for name, shape in sizes.weights.items()
-    }
+    return {name: (torch.randn(*size, device=where) * std).to(dtype) for name, size in sizes.weights.items()}
 
 
 class TorchLinear(nn.Module):

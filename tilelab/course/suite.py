@@ -50,9 +50,7 @@ def find_gpus() -> dict[str, float]:
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
-        found = [
-            (index, uuid, int(free) / 1024) for index, uuid, free in (line.split(", ") for line in lines)
-        ]
+        found = [(index, uuid, int(free) / 1024) for index, uuid, free in (row.split(", ") for row in lines)]
     except (OSError, ValueError, subprocess.CalledProcessError):  # no driver, or memory that the CPU shares
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -246,9 +246,7 @@ def compare(
         return [
             checked | {"name": "course", "peer": peer.name, "peer_version": peer.version} for peer in rivals
         ]
-    reasons = {
-        peer: peer.reason or _find_reason(find_fault, peer, prepare) for peer, prepare in rivals.items()
-    }
+    reasons = {peer: peer.reason or _find_reason(find_fault, peer, make) for peer, make in rivals.items()}
     able = {peer.name: prepare for peer, prepare in rivals.items() if not reasons[peer]}
     found = bench.compare({"course": course, **able}, make_inputs, "course", **timing) if able else {}
     return [

@@ -46,15 +46,7 @@ TONES = {
     "#117733": ("overlap",),
 }
 # The modes of torch.compile in ch14_compiled.
-MODES = (
-    "default",
-    "max-autotune",
-    "max-autotune-no-cudagraphs",
-    "persistent-tma",
-    "tma-only",
-    "unfused",
-    "math",
-)
+MODES = tuple("default max-autotune max-autotune-no-cudagraphs persistent-tma tma-only unfused math".split())
 MODES += ("unfused-default", "flex", "flex-tma", "flex-max-autotune")
 COLOURS = {name: tone for tone, names in TONES.items() for name in names} | dict.fromkeys(MODES, "#777777")
 OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#6A51A3", "#8C510A")  # for names that are not above

@@ -291,9 +291,7 @@ def as_parameter(value: Any) -> Any:
             raise ValueError("a kernel argument is a CPU tensor: move it to the GPU first.")
         return Address(value.data_ptr())
     if type(value) in (bool, int, float):  # a numpy scalar is an instance of float too, but has a width
-        raise TypeError(
-            f"kernel argument {value!r} has no C width: pass ctypes.c_int, ctypes.c_uint64 or the like."
-        )
+        raise TypeError(f"kernel argument {value!r} has no C width: pass ctypes.c_int, c_uint64 or the like.")
     if hasattr(value, "tobytes"):  # a numpy scalar
         return ctypes.create_string_buffer(value.tobytes(), value.nbytes)
     return value

@@ -310,9 +310,7 @@ def user_lock_path(name: str) -> pathlib.Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
-        raise PermissionError(
-            f"{folder} must be a folder of this user and of mode 0700: remove it, or set TMPDIR."
-        )
+        raise PermissionError(f"{folder} must be this user's and of mode 0700: remove it, or set TMPDIR.")
     return folder / f"{name}.lock"
 
 

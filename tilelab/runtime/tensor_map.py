@@ -137,9 +137,7 @@ class TensorMap:
         """Let the map describe a tensor of the same shape and strides at another address, a multiple of 16 bytes."""
         (status,) = self._replace_address(self._map, address)
         if status:
-            raise RuntimeError(
-                f"the driver refused to move a tensor map to address {address:#x}: {status.name}."
-            )
+            raise RuntimeError(f"the driver refused to move a tensor map to {address:#x}: {status.name}.")
 
 
 def make_tensor_map(
@@ -179,9 +177,7 @@ def make_tensor_map(
     cuda.current_device()
     device.require("has_tma", "a tensor map", "compile the kernel and read its SASS")
     if not tensor.is_cuda:
-        raise ValueError(
-            f"a tensor map describes memory of a GPU; the tensor is on {tensor.device}: move it there."
-        )
+        raise ValueError(f"a tensor map describes GPU memory; the tensor is on {tensor.device}: move it.")
     # Torch allows any stride for an extent of 1; the driver demands a multiple of 16 bytes for it too.
     # Strides are in bytes, the innermost first.
     strides, whole = ([], -(-tensor.shape[-1] * tensor.element_size() // 16) * 16)
@@ -210,7 +206,5 @@ def make_tensor_map(
         choose("FloatOOBfill", "FLOAT_OOB_FILL_" + ("NONE" if fill == "zero" else "NAN_REQUEST_ZERO_FMA")),
     )
     if status:
-        raise RuntimeError(
-            f"the driver refused to encode a tensor map of {tuple(tensor.shape)}: {status.name}."
-        )
+        raise RuntimeError(f"the driver refused a tensor map of {tuple(tensor.shape)}: {status.name}.")
     return TensorMap(encoded)

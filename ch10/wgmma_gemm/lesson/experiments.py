@@ -110,9 +110,7 @@ def compare_with_cublas(configs: dict[str, WgmmaConfig], m: int, n: int, k: int,
         flops=2 * m * n * k,
         **timing,
     )
-    return [
-        {"config": str(config), "shape": [m, n, k], **found[name].row()} for name, config in configs.items()
-    ]
+    return [{"config": str(each), "shape": [m, n, k], **found[name].row()} for name, each in configs.items()]
 
 
 def measure_best(m: int, n: int, k: int, **timing) -> dict:

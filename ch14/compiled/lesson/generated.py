@@ -250,11 +250,7 @@ def _generate(text: str, name: str, shapes: list, dtype: str, wanted: str, optio
 
     def pick(choices):
         candidates.extend((choice.name, choice.description) for choice in choices)
-        named = [
-            choice
-            for choice in choices
-            if wanted and re.search(wanted, f"{choice.name} {choice.description}")
-        ]
+        named = [each for each in choices if wanted and re.search(wanted, f"{each.name} {each.description}")]
         return (named or choices)[:1]
 
     def backend(graph, inputs):

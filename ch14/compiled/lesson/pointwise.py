@@ -244,9 +244,7 @@ def _measure(index: int) -> dict:
                 **found["descriptors"],
             }
     del expected
-    candidates = {
-        name: functools.partial(functools.partial, function) for name, function in functions.items()
-    }
+    candidates = {name: functools.partial(functools.partial, each) for name, each in functions.items()}
     timed = bench.compare(
         candidates,
         functools.partial(_make_inputs, case),

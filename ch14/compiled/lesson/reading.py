@@ -117,10 +117,7 @@ def read_kernels(module, folder: pathlib.Path) -> dict[str, dict]:
             path = next(folder.rglob(f"{kernel.launchers[0].cache_hash}/*.cubin"), None)
             if path is not None:
                 counts = build.sass_counts(path.read_bytes())
-                found[name] = {
-                    "registers": kernel.launchers[0].n_regs,
-                    **{code: counts[code] for code in OPCODES},
-                }
+                found[name] = {"registers": kernel.launchers[0].n_regs, **{op: counts[op] for op in OPCODES}}
     return found
 
 

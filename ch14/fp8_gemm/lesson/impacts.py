@@ -206,9 +206,7 @@ def measure_impacts():
     build.compile_ahead(fp8_jobs({config for *_, configs in group_configs() for config in configs.values()}))
     rows = []
     for claim, what, shape, configs in group_configs():
-        checks = {
-            name: verify_fp8((min(shape[0], 300), 384, 1664), config) for name, config in configs.items()
-        }
+        checks = {name: verify_fp8((min(shape[0], 300), 384, 1664), each) for name, each in configs.items()}
         candidates = {name: prepare_course(config) for name, config in configs.items()}
         found = measure(candidates, shape, checks, rounds=8, warm_s=0.15)
         rows += [row | {"claim": claim, "what": what, "config": str(configs[row["name"]])} for row in found]

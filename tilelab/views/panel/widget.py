@@ -97,9 +97,7 @@ class Panel:
     def _set_values(self, values: dict[str, str]) -> None:
         """Set menus; a shape that is none is kept as text. ValueError for what a menu does not offer."""
         if unknown := set(values) - set(MENUS):
-            raise ValueError(
-                f"unknown menu {', '.join(sorted(unknown))}; a panel's menus are {', '.join(MENUS)}."
-            )
+            raise ValueError(f"unknown menu {', '.join(sorted(unknown))}; choose one of {', '.join(MENUS)}.")
         # The order is that of MENUS: the kernel decides what the others offer.
         for name in filter(values.__contains__, MENUS):
             value, kernel = values[name], self.kernels[self.values["kernel"]]
