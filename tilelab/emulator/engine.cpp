@@ -71,6 +71,11 @@ struct Map {
 static_assert(sizeof(Map) <= 128, "");
 constexpr u32 MAP_MARK = 0x70614d54;
 
+// Where in the cell a call was made: return addresses behind the start of its code, the innermost first.
+struct Where {
+    u32 count = 0, offsets[6];
+};
+
 struct Operation {
     Kind kind;
     u32 block;  // whose shared memory it uses
@@ -82,6 +87,7 @@ struct Operation {
     u32 thread, group;  // of a store
     bool committed, read;
     std::vector<u8> data;
+    Where where;
 };
 
 // One wgmma, which the 128 threads of a warp group issue. Each warp computes 16 of the 64 rows.
@@ -120,6 +126,7 @@ struct Thread {
     std::function<bool()> ready;  // empty: it can run
     std::function<std::string()> waits_for;
     bool waits_for_barrier = false;
+    Where where;  // it waits
     u32 groups = 0;  // bulk groups that it has committed
     u32 cluster_generation = 0;
     // wgmma
@@ -194,16 +201,40 @@ static std::string text(const char* format, ...) {
     va_end(values);
     return said;
 }
-static std::string place(const Thread& thread) {
-    return text("block %u, thread %u", blocks[thread.block].index.x, thread.index.x);
+// Return where the cell has called the engine. `frame` is the innermost stack frame; each begins with the address of the
+// next one and a return address.
+static Where find_caller(const void* frame) {
+    Where where;
+    const u8* stack = coroutines[current].stack;
+    for (auto at = static_cast<const u64*>(frame); where.count < 6; at = reinterpret_cast<const u64*>(at[0])) {
+        const u64 offset = reinterpret_cast<const u8*>(at) - stack;
+        if (offset > STACK_BYTES - 16) break;
+        const u64 code = at[1] - reinterpret_cast<u64>(code_begin);
+        if (code < u64(code_end - code_begin)) where.offsets[where.count++] = u32(code);
+    }
+    return where;
+}
+
+// Return a mark that tilelab.emulator replaces by "line 12: ".
+static std::string mark(const Where& where) {
+    std::string said;
+    for (u32 i = 0; i < where.count; ++i) said += text("%s%x", i ? "," : "\1", where.offsets[i]);
+    return where.count ? said + "\2" : said;
+}
+
+static std::string place(const Thread& thread, const Where& where) {
+    return mark(where) + text("block %u, thread %u", blocks[thread.block].index.x, thread.index.x);
+}
+
+[[noreturn]] static void end_run(const Where& where, const char* format, va_list values) {
+    failure = place(me(), where) + ": " + text_of(format, values);
+    _longjmp(scheduler, 1);
 }
 
 void fail(const char* format, ...) {
     va_list values;
     va_start(values, format);
-    failure = place(me()) + ": " + text_of(format, values);
-    va_end(values);
-    _longjmp(scheduler, 1);
+    end_run(find_caller(__builtin_frame_address(0)), format, values);
 }
 
 // While this lives, an access to memory that does not exist, a division by zero or a loop without end ends the run with
@@ -214,23 +245,34 @@ class CatchSignals {
     struct sigaction before[COUNT];
     stack_t stack_before;
 
-    // Return whether the signal has interrupted code of the cell, which may be left, and not the engine or Python.
-    static bool is_in_cell(void* context) {
+    // Return the address that the signal has interrupted, and the stack frame there.
+    static std::pair<u64, u64> find_interrupted(void* context) {
+        [[maybe_unused]] const auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext;
 #if defined(__x86_64__)
-        const u64 at = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
+        return {registers.gregs[REG_RIP], registers.gregs[REG_RBP]};
 #elif defined(__aarch64__)
-        const u64 at = static_cast<ucontext_t*>(context)->uc_mcontext.pc;
+        return {registers.pc, registers.regs[29]};
 #else
-        const u64 at = 0;
+        return {0, 0};
 #endif
-        return at >= reinterpret_cast<u64>(code_begin) && at < reinterpret_cast<u64>(code_end);
     }
 
     static void say(int signal, siginfo_t* info, void* context) {
-        if (signal == SIGVTALRM) {
-            if (++ticks < most_ticks || !is_in_cell(context)) return;
-            fail("has run for %.1f s without waiting: a loop does not end", most_ticks / 10.0);
+        const auto [code, frame] = find_interrupted(context);
+        const u64 offset = code - reinterpret_cast<u64>(code_begin);
+        const bool is_in_cell = offset < u64(code_end - code_begin);  // which may be left, not the engine or Python
+        if (signal == SIGVTALRM && (++ticks < most_ticks || !is_in_cell)) return;
+        Where where = find_caller(reinterpret_cast<void*>(frame));
+        if (is_in_cell) {
+            std::copy_backward(where.offsets, where.offsets + 5, where.offsets + 6);
+            where.offsets[0] = u32(offset) + 1, where.count = std::min(where.count + 1, 6u);
         }
+        const auto fail = [&where](const char* format, ...) {
+            va_list values;
+            va_start(values, format);
+            end_run(where, format, values);
+        };
+        if (signal == SIGVTALRM) fail("has run for %.1f s without waiting: a loop does not end", most_ticks / 10.0);
         if (signal == SIGFPE) fail("divides an integer by zero");
         const u64 address = reinterpret_cast<u64>(info->si_addr);
         for (auto& coroutine : coroutines)
@@ -348,6 +390,7 @@ static void wait_until(Ready ready, Words waits_for, bool for_barrier = false) {
     me().ready = std::move(ready);
     me().waits_for = std::move(waits_for);
     me().waits_for_barrier = for_barrier;
+    me().where = find_caller(__builtin_frame_address(0));
     switch_to_scheduler();
 }
 
@@ -674,6 +717,7 @@ static void require_signal(u32 block, u32 barrier, const char* what) {
 static void start(Operation operation) {
     operation.thread = current;
     operation.group = me().groups;
+    operation.where = find_caller(__builtin_frame_address(0));
     operations.push_back(std::move(operation));
 }
 
@@ -942,12 +986,13 @@ static void run_current() {
 static std::string find_unfinished(u32 number) {
     const std::string where = text("block %u ended while the copy engine ", blocks[number].index.x);
     for (auto& operation : operations) {
-        if (operation.block == number && operation.kind == LOAD) return where + "was still writing its shared memory";
+        if (operation.block == number && operation.kind == LOAD)
+            return mark(operation.where) + where + "was still writing its shared memory";
         if (operation.block == number && !operation.read)
-            return where + "had not yet read its shared memory" +
+            return mark(operation.where) + where + "had not yet read its shared memory" +
                    (operation.committed ? "" : ": a store was not committed with bulk_commit");
         if (operation.kind == LOAD && threads[operation.thread].block == number)
-            return where + "was still sending its multicast to another block";
+            return mark(operation.where) + where + "was still sending its multicast to another block";
     }
     for (auto& group : blocks[number].warp_groups)
         if (!group.products.empty())
@@ -973,9 +1018,10 @@ static std::string describe_deadlock() {
             if (thread.finished || thread.waits_for_barrier != for_barrier) continue;
             const std::string reason = thread.waits_for();
             if (reason == first_reason) continue;
-            if (!said.empty()) return for_barrier ? said + "; " + place(thread) + " waits for ever " + reason : said;
+            if (!said.empty())
+                return for_barrier ? said + "; " + place(thread, thread.where) + " waits for ever " + reason : said;
             first_reason = reason;
-            said = place(thread) + " waits for ever " + reason;
+            said = place(thread, thread.where) + " waits for ever " + reason;
         }
     return said;
 }
