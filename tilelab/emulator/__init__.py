@@ -52,6 +52,42 @@ def with_seed(seed: int) -> Iterator[None]:
         _seed = before
 
 
+class Event(ctypes.Structure):
+    """What a kernel issued: a bulk load, a bulk store, an addition in memory, or a wgmma, and in which block."""
+
+    LOAD, STORE, ADD, PRODUCT = range(4)
+    _fields_ = [(name, ctypes.c_uint32) for name in ("kind", "block", "bytes", "pending")]
+
+
+class Trace:
+    """What the launches under `trace` issued, in order, and how many basic blocks of their code they executed.
+
+    `pending` of a product counts the groups of products of its thread that were committed and not waited for. `steps`
+    stays 0 unless the kernel was compiled with COUNT_STEPS.
+    """
+
+    def __init__(self):
+        self.events: list[Event] = []
+        self.steps = 0
+
+
+COUNT_STEPS = "-fsanitize-coverage=trace-pc"
+
+
+@contextlib.contextmanager
+def trace() -> Iterator[Trace]:
+    """Record what the launches in this block issue; the Trace is complete after the block."""
+    _, engine = _prepare_engine()
+    found, count, steps = Trace(), ctypes.c_uint64(), ctypes.c_uint64()
+    engine.start_trace()
+    try:
+        yield found
+    finally:
+        first = engine.end_trace(ctypes.byref(count), ctypes.byref(steps))
+        found.events = [Event.from_buffer_copy(first[place]) for place in range(count.value)]
+        found.steps = steps.value
+
+
 class EmulationError(RuntimeError):
     """A kernel broke a rule of the copy engine or waits for ever; the message says which block, thread and rule."""
 
@@ -132,6 +168,7 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
             _build(own["engine.cpp"], ["-O2"], folder / "engine.so", "the engine")
     engine = ctypes.CDLL(os.fspath(folder / "engine.so"))
     engine.run_emulated.restype = ctypes.c_char_p
+    engine.end_trace.restype = ctypes.POINTER(Event)
     return folder, engine
 
 

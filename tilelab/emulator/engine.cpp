@@ -811,7 +811,22 @@ static void require_signal(u32 block, u32 barrier, const char* what) {
         fail("%s names an mbarrier that the copy engine cannot see yet: fence_mbarrier_init is missing", what);
 }
 
+// What a launch issued, in order, for checks that ask how a kernel reached its result: see trace() in __init__.py.
+struct Event {
+    u32 kind, block, bytes, pending;  // a Kind and its bytes, or PRODUCT and how many groups may still be running
+};
+constexpr u32 PRODUCT = 3;
+static std::vector<Event> events;
+static bool tracing;
+static u64 steps;
+
+static void note(u32 kind, u32 bytes, u32 pending) {
+    const dim3 at = my_block().index;
+    if (tracing) events.push_back({kind, at.x + gridDim.x * (at.y + gridDim.y * at.z), bytes, pending});
+}
+
 static void start(Operation operation) {
+    note(operation.kind, operation.bytes, 0);
     operation.thread = current;
     operation.group = me().groups;
     operation.where = find_caller(__builtin_frame_address(0));
@@ -1076,6 +1091,9 @@ void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u6
     if (a_registers) std::copy(a_registers, a_registers + 4, product->a_registers[my_number() % 128]);
     ++product->issued[my_number() / 32 % 4];
 
+    if (my_number() % 128 == 0)
+        note(PRODUCT, 0, thread.issued.empty() ? 0 : thread.product_groups - thread.issued.front().group);
+
     Accumulators& own = thread.accumulators[*d];
     if (!own.uses++) {
         own.registers.assign(d, d + registers);
@@ -1324,6 +1342,23 @@ static void run_cluster(u32 size) {
 }
 
 }  // namespace emulator
+
+// The compiler's option -fsanitize-coverage=trace-pc makes a kernel call this at the start of each basic block.
+extern "C" void __sanitizer_cov_trace_pc() { ++emulator::steps; }
+
+extern "C" void start_trace() {
+    emulator::tracing = true;
+    emulator::steps = 0;
+    emulator::events.clear();
+}
+
+// Return the events since start_trace, `count` of them, and the basic blocks that a kernel has executed.
+extern "C" const emulator::Event* end_trace(u64* count, u64* steps) {
+    emulator::tracing = false;
+    *count = emulator::events.size();
+    *steps = emulator::steps;
+    return emulator::events.data();
+}
 
 // Run a kernel, whose code lies between two addresses. `ranges` holds the first and the last address of each tensor,
 // `count` of them. No thread runs for more than `most_ticks` tenths of a second without waiting. Return "" or what the
