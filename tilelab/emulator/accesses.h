@@ -426,9 +426,10 @@ static void begin_read(u32 offset, u32 bytes, const char* what) {
     });
 }
 
-static u32 unit_address(u64 descriptor, u32 row, u32 unit);
-static void begin_read(u64 descriptor, u32 row, const char* what) {
-    for (u32 unit = 0; unit < 2; ++unit) begin_read(unit_address(descriptor, row, unit), 4, what);
+// Whether a piece of some rows, which an address and its bytes give, is one that is wanted.
+static bool any_piece(const Rows& rows, const std::function<bool(u32, u32)>& is_wanted);
+static void begin_read(const Rows& rows) {
+    any_piece(rows, [](u32 address, u32) { return begin_read(address & ~3u, 4, "wgmma"), false; });
 }
 
 // Remember a read until nobody can overwrite its tile too early.
@@ -443,13 +444,12 @@ static void add_read(const TileRead& read) {
     }
     ++block.open_reads;
 }
-static void add_read(u64 descriptor, u32 first_row, u32 rows, u64 at) {
-    TileRead read = {~0ull, 0, at, true, "a wgmma", descriptor, first_row, rows};
-    for (u32 row = first_row; row < first_row + rows; ++row)
-        for (u32 unit = 0; unit < 2; ++unit) {
-            const u32 address = unit_address(descriptor, row, unit);
-            read.begin = std::min<u64>(read.begin, address), read.end = std::max<u64>(read.end, address + 16);
-        }
+static void add_read(const Rows& rows, u64 at) {
+    TileRead read = {~0ull, 0, at, true, "a wgmma", rows};
+    any_piece(rows, [&](u32 address, u32 bytes) {
+        read.begin = std::min<u64>(read.begin, address), read.end = std::max<u64>(read.end, address + bytes);
+        return false;
+    });
     add_read(read);
 }
 // The current thread has waited for the reads of a component up to a moment of its clock.
@@ -467,11 +467,9 @@ static void require_unread(u64 address, u64 bytes, const char* what) {
                                                 : address - reinterpret_cast<u64>(dynamic_shared) + dynamic_base;
     for (auto& read : my_block().reads) {
         if (!read.is_open || offset >= read.end || read.begin >= offset + bytes || is_before(read.moment, me())) continue;
-        bool overlaps = !read.descriptor;
-        for (u32 i = 0; i < 2 * read.rows && !overlaps; ++i) {
-            const u64 unit = unit_address(read.descriptor, read.first_row + i / 2, i % 2);
-            overlaps = offset < unit + 16 && unit < offset + bytes;
-        }
+        const bool overlaps = !read.rows.count || any_piece(read.rows, [=](u32 piece, u32 size) {
+            return offset < piece + size && piece < offset + bytes;
+        });
         if (overlaps)
             fail("%s shared address %llu, which %s may still read: its wait must come first", what, offset, read.what);
     }
@@ -526,6 +524,11 @@ static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const 
 void begin_atomic(const void* address, u32 bytes, bool orders) {
     if (orders) fence_memory();
     touch_signal(reinterpret_cast<u64>(address), bytes, true, true, __builtin_frame_address(0));
+}
+
+void begin_signal(const void* address, u32 bytes, bool writes, bool orders) {
+    if (orders && writes) fence_memory();
+    touch_signal(reinterpret_cast<u64>(address), bytes, !writes, writes, __builtin_frame_address(0));
 }
 
 // ---- a launch
