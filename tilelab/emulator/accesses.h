@@ -66,8 +66,11 @@ static void join(Clock& to, u32 to_serial, const Clock& from, u32 from_serial) {
 static Knowledge merge(const Knowledge& a, const Knowledge& b, u32 serial) {
     if (!a || a == b) return b;
     if (!b) return a;
+    static Knowledge last_a, last_b, last;  // the threads of a warp often know the same
+    if (a == last_a && b == last_b) return last;
     auto both = std::make_shared<Clock>(*a);
     join(*both, serial, *b, serial);
+    last_a = a, last_b = b, last = both;
     return both;
 }
 
@@ -80,8 +83,10 @@ static void publish_own(const Thread& thread, std::vector<u32>& known) {
 // Let whoever acquires `to` know what the thread has done. Threads of its own block share its base already.
 static void publish(Thread& thread, Clock& to, u32 to_serial) {
     const Block& block = blocks[thread.block];
-    if (block.serial != to_serial && block.base) join(to, to_serial, *block.base, block.serial);
-    if (thread.row) join(to, to_serial, *thread.row, block.serial);
+    if (block.serial != to_serial && block.base && to.last_base != block.base)
+        join(to, to_serial, *block.base, block.serial), to.last_base = block.base;
+    if (thread.row && to.last_row != thread.row)
+        join(to, to_serial, *thread.row, block.serial), to.last_row = thread.row;
     publish_own(thread, known_of(to, to_serial, block.serial));
     ++thread.now;
 }
@@ -221,7 +226,7 @@ static const Region* locate(u64 address, u64 bytes, const char* verb) {
             address >= reinterpret_cast<u64>(static_begin) + static_bytes)
             return nullptr;
     }
-    if (is_in_engine(address)) return nullptr;
+    if (is_in_engine(address) && address - reinterpret_cast<u64>(dynamic_shared) >= MOST_SHARED) return nullptr;
     refuse_address(address, bytes, verb);
 }
 
@@ -259,11 +264,11 @@ static std::string describe_race(u64 address, u64 other, bool writes, bool other
     const std::string who = describe_thread(other);
     const bool is_warp = u32(other >> 42) == my_block().serial && component / 32 == my_number() / 32;
     const bool is_block = u32(other >> 42) == my_block().serial;
-    return text("%s %s, which %s %s without %s between: a data race", verb, place.c_str(), who.c_str(),
+    return text("%s %s, which %s %s, and %s: a data race", verb, place.c_str(), who.c_str(),
                 other_writes ? "has written" : "has read",
-                is_warp    ? "__syncwarp() or another barrier"
-                : is_block ? "a barrier"
-                           : "anything that orders the two blocks");
+                is_warp    ? "no __syncwarp() or other barrier lies between"
+                : is_block ? "no barrier lies between"
+                           : "nothing orders the two blocks");
 }
 
 // Return the moment of an access to the same bytes that nothing orders with this one, or 0. Record this one.
@@ -314,6 +319,7 @@ static void settle() {
 }
 
 static void require_unread(u64 address, u64 bytes, const char* verb);
+static void require_landed(u64 address, u64 bytes, const char* verb);
 
 static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void* frame) {
     if (unsettled.bytes) settle();
@@ -321,6 +327,7 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
     if (!region) return;
     effects += writes;
     Thread& thread = me();
+    if (region->tensor < 0 && !thread.copies.empty()) require_landed(address, bytes, writes ? "writes" : "reads");
     if (!region->cells) return;
     if (writes && region->tensor < 0 && my_block().open_reads) require_unread(address, bytes, "writes");
     const u64 mine = moment(thread, relaxed);
@@ -460,11 +467,24 @@ static void close_reads(u32 component, u32 clock) {
             read.is_open = false, --block.open_reads;
 }
 
+static u64 offset_in_shared(u64 address) {
+    const u64 in_static = address - reinterpret_cast<u64>(static_begin);
+    return in_static < static_bytes ? in_static : address - reinterpret_cast<u64>(dynamic_shared) + dynamic_base;
+}
+
+// Check that the thread does not touch what its own cp.async may still bring.
+static void require_landed(u64 address, u64 bytes, const char* verb) {
+    const u64 offset = offset_in_shared(address);
+    for (auto& copy : me().copies)
+        if (offset < copy.tile + copy.bytes && copy.tile < offset + bytes)
+            fail("%s shared address %llu, where its cp_async may still write: cp_async_commit and cp_async_wait must "
+                 "come first",
+                 verb, offset);
+}
+
 // Check that no tile that is being read lies here.
 static void require_unread(u64 address, u64 bytes, const char* what) {
-    const u64 in_static = address - reinterpret_cast<u64>(static_begin);
-    const u64 offset = in_static < static_bytes ? in_static
-                                                : address - reinterpret_cast<u64>(dynamic_shared) + dynamic_base;
+    const u64 offset = offset_in_shared(address);
     for (auto& read : my_block().reads) {
         if (!read.is_open || offset >= read.end || read.begin >= offset + bytes || is_before(read.moment, me())) continue;
         const bool overlaps = !read.rows.count || any_piece(read.rows, [=](u32 piece, u32 size) {

@@ -52,6 +52,7 @@ alignas(4096) u8 dynamic_shared[MOST_SHARED];
 struct Clock {
     std::vector<u32> known;  // by thread of its own block
     std::map<u32, std::vector<u32>> others;  // by the serial number of another block
+    std::shared_ptr<const Clock> last_base, last_row;  // that were added, which need not be added again
 };
 typedef std::shared_ptr<const Clock> Knowledge;
 
@@ -73,7 +74,6 @@ struct Meeting {
     u64 slots[2][32] = {};  // the lanes' values, for even and odd generations
     u32 filled[2] = {0, 0};  // the lanes that have given one
     Clock gathered;
-    const Clock* last = nullptr;  // of the thread that arrived last
     bool some_left = false;  // have arrived without waiting
     Knowledge known[2];
     std::vector<u8> exchanged[2];  // of `exchange`
@@ -451,8 +451,8 @@ u32 address_of(const void* pointer) {
     if (byte >= dynamic_shared && byte <= dynamic_shared + (shared_bytes - dynamic_base))
         return dynamic_base + u32(byte - dynamic_shared);
     fail(
-        "shared_address of a pointer that does not point into shared memory; for the emulator, declare __shared__ "
-        "variables in the kernel itself, not in a template");
+        "shared_address of a pointer that does not point into shared memory: an index may lie past the end of an array, "
+        "or a __shared__ variable stands in a template; for the emulator, declare it in the kernel itself");
 }
 
 u32 cluster_address(u32 address, u32 rank) {
@@ -521,18 +521,10 @@ static void release_meeting(Meeting& meeting, u32 members, Block& block) {
     Knowledge& known = meeting.known[meeting.generation % 2] = nullptr;
     const bool is_whole = &meeting >= block.named && &meeting < block.named + 16 && meeting.arrived >= block.live;
     if (is_whole && !meeting.some_left) join_block(block);
-    else known = std::make_shared<Clock>(std::move(meeting.gathered));
-    meeting.gathered = {}, meeting.last = nullptr, meeting.some_left = false;
+    else meeting.gathered.last_row = nullptr, known = std::make_shared<Clock>(std::move(meeting.gathered));
+    meeting.gathered = {}, meeting.some_left = false;
     meeting.arrived = 0;
     ++meeting.generation;
-}
-
-// Give a meeting what the thread has done, for those who meet it there.
-static void publish_at(Meeting& meeting) {
-    const Clock* row = me().row.get();
-    if (row != meeting.last) publish(me(), meeting.gathered, my_block().serial);
-    else publish_own(me(), meeting.gathered.known), ++me().now;
-    meeting.last = row;
 }
 
 static u32 count_lanes(const Block& block, u32 warp, u32 mask) {
@@ -556,7 +548,7 @@ Votes meet(const char* what, u32 mask, u64 value) {
     meeting.slots[half][lane] = value;
     meeting.filled[half] |= 1u << lane;
     ++meeting.arrived;
-    if (orders) publish_at(meeting);
+    if (orders) publish(me(), meeting.gathered, my_block().serial);
     release_meeting(meeting, count_lanes(my_block(), warp, mask), my_block());
     wait_until([&meeting, before] { return meeting.generation != before; },
                [what, mask] { return text("in %s for the other lanes of mask 0x%x", what, mask); });
@@ -581,7 +573,7 @@ static Meeting& join_block_barrier(u32 name, u32 count, const char* what) {
     if (meeting.threads != count)
         fail("waits at the named barrier %u for %u threads, and another thread for %u", name, count, meeting.threads);
     ++meeting.arrived;
-    publish_at(meeting);
+    publish(me(), meeting.gathered, my_block().serial);
     return meeting;
 }
 
@@ -702,7 +694,9 @@ static void complete_phase_if_due(u32 block, u32 address) {
     ++barrier.phase;
     barrier.pending = barrier.arrivals;
     raise(barrier.gathered.known, barrier.component, barrier.phase);
-    barrier.done = std::make_shared<Clock>(barrier.gathered);
+    auto done = std::make_shared<Clock>(barrier.gathered);
+    done->last_base = done->last_row = nullptr;
+    barrier.done = done;
 }
 
 static void complete_phase(u32 block, u32 address) {  // if it is due, as the current thread may have brought about
@@ -1423,7 +1417,8 @@ void store_matrices(u32 address, const u32 (&rows)[4], bool transposed) {
             const u32 row = lane / 4, column = lane % 4 * 2 + half, element = rows[matrix] >> 16 * half;
             const u32 line = u32(votes.slots[matrix * 8 + (transposed ? column : row)]);
             u8* const unit = find_shared(line, 16, "a row of stmatrix");
-            record_shared(line + 2 * (transposed ? row : column), 2, true, "stmatrix");
+            if (transposed) record_shared(line + 2 * row, 2, true, "stmatrix");
+            else if (!half) record_shared(line + 2 * column, 4, true, "stmatrix");
             memcpy(unit + 2 * (transposed ? row : column), &element, 2);
         }
 }

@@ -218,7 +218,7 @@ def test_a_value_of_another_lane_needs_a_sync():
     x, out, _ = run_warps(source)
     assert torch.equal(out, x.view(-1, 2).flip(1).flatten())
     with pytest.raises(
-        emulator.EmulationError, match="without __syncwarp.. or another barrier between: a data race"
+        emulator.EmulationError, match="no __syncwarp.. or other barrier lies between: a data race"
     ):
         run_warps(source.replace("__syncwarp();", ""))
 
