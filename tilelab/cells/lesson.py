@@ -21,6 +21,7 @@ import torch
 
 from tilelab import ROOT, emulator
 from tilelab.cells import cuda_magic, triton_cell
+from tilelab.cells.launch_memory import LaunchMemory
 from tilelab.cells.triton_cell import compile_launch, define, describe_report, lines, notebook_texts
 from tilelab.emulator import gluon as gluon_emulator
 from tilelab.measure import bench, check
@@ -29,22 +30,22 @@ from tilelab.runtime import build, device, provenance
 
 __all__ = [
     "Ladder",
+    "LaunchMemory",
     "check_kernel",
     "check_launch",
     "code_hash",
     "compile_launch",
     "define",
     "describe_report",
-    "find_fault",
     "ladder_hash",
     "lines",
-    "make_guarded",
     "notebook_texts",
     "register",
     "require_right",
     "require_written",
     "run_cases",
     "run_everywhere",
+    "run_launch",
 ]
 
 COLUMNS = {
@@ -86,37 +87,6 @@ def require_written(kernel: Any) -> None:
         raise NotImplementedError
 
 
-GUARD_BYTES, GUARD = 1 << 15, 0x5A  # around an output that is checked; no kernel may change them
-
-
-def make_guarded(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a copy of a 1-D tensor inside a larger buffer of bytes, and the buffer, for `find_fault`."""
-    buffer = torch.full((tensor.nbytes + 2 * GUARD_BYTES,), GUARD, dtype=torch.uint8, device=tensor.device)
-    inside = buffer[GUARD_BYTES:-GUARD_BYTES].view(tensor.dtype)
-    inside.copy_(tensor)
-    return inside, buffer
-
-
-def find_fault(out: torch.Tensor, buffer: torch.Tensor, wrong: torch.Tensor) -> str:
-    """Return "" or what is wrong with a guarded output: elements, as `wrong` marks them, or the memory around it."""
-    if count := int(wrong.sum()):
-        first = int(wrong.nonzero()[0])
-        return f"{count:,} of {out.numel():,} elements are wrong, the first at index {first:,}"
-    around = torch.cat([buffer[:GUARD_BYTES], buffer[-GUARD_BYTES:]])
-    return "memory outside of out was overwritten" if bool((around != GUARD).any()) else ""
-
-
-MARGIN = 1 << 17  # bytes of NaN around a tensor, for a Triton kernel that reads or writes past its ends
-
-
-def _surround(tensor: torch.Tensor, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a tensor of the same layout inside a buffer of NaN, and the buffer; `keep` copies the values."""
-    size = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))
-    buffer = torch.full((2 * MARGIN + size * tensor.itemsize,), 0xFF, dtype=torch.uint8, device=tensor.device)
-    inside = buffer[MARGIN:-MARGIN].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
-    return inside.copy_(tensor) if keep else inside, buffer
-
-
 def check_launch(
     prepare: Callable,
     cases: dict[str, Sequence],
@@ -125,42 +95,45 @@ def check_launch(
     tolerance: float | None = None,
     outputs: int = 1,
     where: str = "",
+    judge_writers: Callable[..., str] | None = None,
 ) -> str:
     """Run a Triton version on each case and return "" or what is wrong with its outputs.
 
     `cases` maps "cuda" and "cpu" to cases; the latter run in the interpreter, where there is no GPU. `make_inputs(case,
     where)` returns the tensors for `prepare`, the last `outputs` of which are written. They lie between margins of NaN,
-    so that a result with an element from outside is wrong. `spec(*inputs)` returns the result in float64, or a tuple.
-    An integer result must be equal; for others `tolerance` replaces `check.TOLERANCE`.
+    so that a result with an element from outside is wrong. `spec(*inputs)` returns the result in float64, or a tuple;
+    it gets copies, which the version cannot change. An integer result must be equal; for others `tolerance` replaces
+    `check.TOLERANCE`. In the interpreter, `judge_writers(*writers)` says what is wrong with which program wrote which
+    element, see `LaunchMemory.watch`.
     """
     where = where or ("cuda" if device.current().has_tma else "cpu")
     for case in cases[where]:
-        given = make_inputs(case, where)
-        inputs, buffers = [], []
-        for place, value in enumerate(given):
-            if isinstance(value, torch.Tensor) and value.numel():
-                value, buffer = _surround(value, keep=place < len(given) - outputs)
-                buffers.append(buffer)
-            inputs.append(value)
-        expected = spec(
-            *(value.clone() if isinstance(value, torch.Tensor) else value for value in inputs[:-outputs])
-        )
-        try:
-            prepare(*inputs)()
-            if where == "cuda":
-                torch.cuda.synchronize()
-        except (torch.AcceleratorError, NotImplementedError):
-            raise
-        except Exception as error:
-            return f"{case}: {device.first_line(error)[:400] or type(error).__name__}"
-        pairs = zip(inputs[-outputs:], expected if isinstance(expected, tuple) else (expected,))
-        fault = next(filter(None, (_find_difference(*pair, tolerance) for pair in pairs)), "")
-        if not fault and any(
-            bool((part != 0xFF).any()) for buffer in buffers for part in (buffer[:MARGIN], buffer[-MARGIN:])
-        ):
-            fault = "memory outside of the tensors was overwritten"
+        memory = LaunchMemory(make_inputs(case, where), outputs, keep=False)
+        expected = spec(*memory.given)
+        fault = run_launch(memory, lambda *tensors: prepare(*tensors)())
+        pairs = zip(memory.tensors[-outputs:], expected if isinstance(expected, tuple) else (expected,))
+        fault = fault or next(filter(None, (_find_difference(*pair, tolerance) for pair in pairs)), "")
+        fault = fault or memory.find_damage()
+        if not fault and judge_writers and where == "cpu":
+            fault = judge_writers(*memory.writers)
         if fault:
             return f"{case}: {fault}"
+    return ""
+
+
+def run_launch(memory: LaunchMemory, launch: Callable) -> str:
+    """Call `launch(*tensors)`, which launches Triton kernels on those of `memory`; return "" or why that failed."""
+    try:
+        with memory.watch():
+            launch(*memory.tensors)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except (torch.AcceleratorError, NotImplementedError):
+        raise
+    except Exception as error:
+        while error.__cause__ is not None:  # the interpreter wraps what went wrong in an error per call
+            error = error.__cause__
+        return device.first_line(error)[:400]
     return ""
 
 
@@ -217,14 +190,13 @@ def run_cases(
     """Run a CUDA version on each of `cases` at "cpu", in the emulator, or at "cuda"; return "" or what is wrong.
 
     `make_inputs(case, where)` returns the tensors for `prepare`. The last one is the output, in which every element is
-    wrong. `find_wrong(*tensors)` marks the elements of the output that are wrong after the launch.
+    wrong. `find_wrong(*tensors)` marks the elements of the output that are wrong after the launch; it gets copies of
+    the inputs, which the version cannot change.
     """
     for name, case in cases.items():
-        *given, wrong = make_inputs(case, where)
-        flat, buffer = make_guarded(wrong.flatten())
-        out = flat.view(wrong.shape)
-        prepare(*given, out)()
-        if fault := find_fault(flat, buffer, find_wrong(*given, out).flatten()):
+        memory = LaunchMemory(make_inputs(case, where))
+        prepare(*memory.tensors)()
+        if fault := memory.find_fault(find_wrong(*memory.given, memory.tensors[-1])):
             return f"{name}: {fault}"
     return ""
 

@@ -233,13 +233,13 @@ inline void* __cvta_global_to_generic(size_t address) { return reinterpret_cast<
 inline u32 __isShared(const void* pointer) { return emulator::is_shared(pointer); }
 inline u32 __isGlobal(const void* pointer) { return emulator::is_in_tensor(pointer); }
 
-inline dim3 __clusterDim() { return dim3(emulator::blocks_in_cluster()); }
-inline u32 __clusterSizeInBlocks() { return emulator::blocks_in_cluster(); }
+inline dim3 __clusterDim() { return dim3(emulator::cluster_size()); }
+inline u32 __clusterSizeInBlocks() { return emulator::cluster_size(); }
 inline u32 __clusterRelativeBlockRank() { return emulator::rank_in_cluster(); }
 inline dim3 __clusterRelativeBlockIdx() { return dim3(emulator::rank_in_cluster(), 0, 0); }
-inline dim3 __clusterIdx() { return dim3(blockIdx.x / emulator::blocks_in_cluster(), blockIdx.y, blockIdx.z); }
+inline dim3 __clusterIdx() { return dim3(blockIdx.x / emulator::cluster_size(), blockIdx.y, blockIdx.z); }
 inline dim3 __clusterGridDimInClusters() {
-    return dim3(gridDim.x / emulator::blocks_in_cluster(), gridDim.y, gridDim.z);
+    return dim3(gridDim.x / emulator::cluster_size(), gridDim.y, gridDim.z);
 }
 inline void __cluster_barrier_arrive() { emulator::arrive_at_cluster(); }
 inline void __cluster_barrier_arrive_relaxed() { emulator::arrive_at_cluster(); }

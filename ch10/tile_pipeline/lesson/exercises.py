@@ -154,11 +154,10 @@ def _make_check(
 
     def check(prepare: Callable) -> str:
         def run_case(case: tuple, where: str) -> str:
-            *given, nan = make_inputs(case, where)
-            out, buffer = lesson.make_guarded(nan.flatten())
-            prepare(*given, out.view(nan.shape))()
-            wrong = ~((out.view(nan.shape).double() - spec(*given)).abs() <= tolerance(*given))
-            return lesson.find_fault(out, buffer, wrong.flatten())
+            memory = lesson.LaunchMemory(make_inputs(case, where))
+            prepare(*memory.tensors)()
+            error = (memory.tensors[-1].double() - spec(*memory.given)).abs()
+            return memory.find_fault(~(error <= tolerance(*memory.given)))
 
         return _check_cases(cases, run_case)
 
@@ -406,12 +405,13 @@ def check_scores(kernel) -> None:
     def run_case(case, where):
         cluster, queries, rows = case
         table, given = _make_whole(rows, ROW, where=where), _make_whole(queries, ROW, where=where)
-        flat, buffer = lesson.make_guarded(torch.full((queries * rows,), float("nan"), device=where))
-        out, expected = flat.view(queries, rows), given.double() @ table.double().T
+        expected = given.double() @ table.double().T
+        memory = lesson.LaunchMemory([table, given, torch.full((queries, rows), float("nan"), device=where)])
+        table, given, out = memory.tensors
         boxes, broken_rule = make_tensor_map(table, (TILE_ROWS // cluster, ROW), swizzle="128B"), ""
         try:
             kernel.define(CLUSTER=cluster, STAGES=STAGES).prepare(
-                queries, TILE_ROWS, (boxes, given, flat, rows), cluster=cluster
+                queries, TILE_ROWS, (boxes, given, out, rows), cluster=cluster
             )()
         except emulator.EmulationError as error:
             broken_rule = str(error)
@@ -419,9 +419,7 @@ def check_scores(kernel) -> None:
             out.isnan() & bool(broken_rule)
         )  # after an error, only what was written counts
         said = _describe_wrong_scores(out, expected, wrong) if wrong.any() else ""
-        return "; ".join(filter(None, (broken_rule, said))) or lesson.find_fault(
-            flat, buffer, wrong.flatten()
-        )
+        return "; ".join(filter(None, (broken_rule, said))) or memory.find_fault(wrong)
 
     def run(where):
         for cluster in (2, 4, 1):

@@ -65,10 +65,9 @@ def check_gemm(prepare: Callable, shapes: dict = SHAPES) -> str:
 
     def run(where: str) -> str:
         for shape in shapes[where]:
-            a, b, nan = make_inputs(*shape, where)
-            flat, buffer = lesson.make_guarded(nan.flatten())
-            prepare(a, b, flat.view(nan.shape))()
-            if fault := lesson.find_fault(flat, buffer, find_wrong(flat.view(nan.shape), a, b).flatten()):
+            memory = lesson.LaunchMemory(make_inputs(*shape, where))
+            prepare(*memory.tensors)()
+            if fault := memory.find_fault(find_wrong(memory.tensors[-1], *memory.given)):
                 return f"{' × '.join(map(str, shape))}: {fault}"
         return ""
 
@@ -204,14 +203,13 @@ def check_epilogue(kernel) -> None:
             (_make_distinct(where), torch.eye(64, device=where).bfloat16()),
             [torch.randn(64, 64, device=where).bfloat16() for _ in range(2)],
         ):
-            nan = torch.full((4096,), float("nan"), dtype=torch.bfloat16, device=where)
-            flat, buffer = lesson.make_guarded(nan)
-            out = flat.view(64, 64)
-            maps = [make_tensor_map(each, (64, 64), swizzle="128B") for each in (a, weight, out)]
+            nan = torch.full((64, 64), float("nan"), dtype=torch.bfloat16, device=where)
+            memory = lesson.LaunchMemory([a, weight, nan])
+            maps = [make_tensor_map(each, (64, 64), swizzle="128B") for each in memory.tensors]
             kernel.prepare(1, 128, maps, 3 * 64 * 128 + 8)()
-            wrong = find_wrong(out, a, weight.T)
-            if fault := lesson.find_fault(flat, buffer, wrong.flatten()):
-                return _describe_wrong(out, a, weight.T) if wrong.any() else fault
+            wrong = find_wrong(memory.tensors[-1], a, weight.T)
+            if fault := memory.find_fault(wrong):
+                return _describe_wrong(memory.tensors[-1], a, weight.T) if wrong.any() else fault
         return ""
 
     fault = lesson.run_everywhere(run)

@@ -160,10 +160,10 @@ def test_a_step_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize(
     "change, reason",
     [
-        (("at < n)), at < n)", "at < n)), at < n + 64)"), "overwritten"),
+        (("at < n)), at < n)", "at < n)), at < n + 64)"), "writes 43 elements outside"),
         (("x * SCALE", "x + SCALE"), "elements are wrong"),
         (("tl.program_id(0) * BLOCK", "64"), "not written"),
-        (("tl.load(x_ptr + at, at < n)", "tl.load(x_ptr + n)"), "read from outside"),
+        (("tl.load(x_ptr + at, at < n)", "tl.load(x_ptr + n)"), "reads 1 element outside"),
     ],
 )
 def test_a_wrong_version_fails(change, reason):

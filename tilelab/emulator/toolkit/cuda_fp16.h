@@ -2,8 +2,8 @@
 #pragma once
 #include "halves.h"
 
-HALF_TYPES(__half, __half2, __half_raw, __half2_raw, emulator::F16)
-HALF_CONVERSIONS(__half, __half2, __half_raw, half, half2, emulator::F16)
+HALF_TYPES(__half, __half2, __half_raw, __half2_raw, emulator::HalfBits)
+HALF_CONVERSIONS(__half, __half2, __half_raw, half, half2, emulator::HalfBits)
 typedef __half half, nv_half;
 typedef __half2 half2, nv_half2;
 typedef __half2 __nv_half2;

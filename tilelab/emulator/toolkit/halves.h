@@ -37,7 +37,7 @@ inline float decode(u32 bits) {
     return sign * ldexpf(float((1 << MANTISSA) + fraction), exponent - 1 + LEAST - MANTISSA);
 }
 
-struct F16 {
+struct HalfBits {
     static u32 bits(float value) {
         u32 word = __float_as_uint(value);
         const u32 sign = word >> 16 & 0x8000;

@@ -43,7 +43,7 @@ def test_the_versions_are_right(name):
     [
         ("block_per_program", (">> 23) - 8", ">> 23) - 7"), "scales: "),
         ("block_per_program", ("448.0", "480.0"), "codes: "),
-        ("many_blocks", (", mask=inside[:, None])\n", ")\n"), "memory outside"),
+        ("many_blocks", (", mask=inside[:, None])\n", ")\n"), "outside of"),
         ("many_blocks", ("tl.abs(elements), 1", "elements, 1"), "scales: "),
         ("converted", ("254 - scale", "253 - scale"), "codes: "),
         ("tiled_scales", ("groups + 3", "groups"), "scales: "),
