@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilelab import emulator
 from tilelab.cells import signatures
+from tilelab.emulator import device_part
 from tilelab.emulator import tensor_map as emulated_tensor_map
 from tilelab.runtime import cubin, cuda, device, tensor_map
 from tilelab.runtime.build import SYSTEM_SMEM
@@ -207,7 +208,9 @@ class CudaKernel:
                     raise ValueError(f"{name} of {self.name} is a pointer; pass a tensor on the GPU.")
                 if dtype and str(value.dtype) != f"torch.{dtype}":
                     raise ValueError(f"{name} of {self.name} points to {dtype}; the tensor is {value.dtype}.")
-            elif kind == "TensorMap" and (hasattr(value, "data_ptr") or type(value) in (bool, int, float)):
+            elif kind in ("TensorMap", "CUtensorMap") and (
+                hasattr(value, "data_ptr") or type(value) in (bool, int, float)
+            ):
                 raise ValueError(f"{name} of {self.name} is a tensor map; pass make_tensor_map(tensor, box).")
             elif isinstance(value, (bool, int, float, tuple, list, bytes)) or hasattr(value, "tobytes"):
                 value = self._make_value(len(converted), value)
@@ -340,14 +343,22 @@ def _load(kernel: CudaKernel):
 
 
 def find_kernels(
-    source: str, options: Sequence[str] = (), target: str | None = None, instances: Sequence[str] = ()
+    source: str,
+    options: Sequence[str] = (),
+    target: str | None = None,
+    instances: Sequence[str] = (),
+    folder: pathlib.Path | None = None,
 ) -> dict[str, CudaKernel]:
     """Return the kernels that a CUDA C++ source declares, by their names.
 
     A template is a kernel once an instance is named, as "gemm<128, 64>", or as "small=gemm<64, 64>" to give it a name
-    of its own. ValueError for an instance of no template.
+    of its own. Of a file with host code, or of one that lies in `folder`, only the device's part is compiled.
+    ValueError for an instance of no template.
     """
     target = target or default_target()
+    if folder or device_part.has_host_code(source):
+        source = device_part.keep_device_part(source, folder, options)
+        options = (*options, "-default-device")
     found, templates = {}, {}
     for each in signatures.find_declarations(source, options, int(re.sub(r"\D", "", target)) * 10):
         if each.template is not None:

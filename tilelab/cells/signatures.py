@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 
-from tilelab.emulator.source import find_closing, is_blank, split_at_commas, split_tokens
+from tilelab.emulator.source import close_angle, find_closing, is_blank, split_at_commas, split_tokens
 from tilelab.runtime import cuda
 
 WITH_BRACKETS = {
@@ -132,18 +132,6 @@ def preprocess(source: str, constants: Sequence[str] = (), arch: int = 900) -> l
     return kept + _expand(waiting, macros)
 
 
-def _close_angle(tokens: Sequence[str], opening: int) -> int:
-    depth, index = 0, opening
-    while index < len(tokens):
-        if tokens[index] in ("(", "[", "{"):
-            index = find_closing(tokens, index)
-        depth += (tokens[index] == "<") - (tokens[index] == ">")
-        if not depth:
-            return index
-        index += 1
-    return len(tokens) - 1
-
-
 def _join(tokens: Sequence[str]) -> str:
     """Return the text of a type, with a space only between words."""
     text = re.sub(r"\s+", " ", " ".join(tokens))
@@ -194,7 +182,7 @@ def _read_declaration(tokens: list[str], scopes: list[str], is_c: bool, line: in
         token = tokens[index]
         following = tokens[index + 1] if index + 1 < len(tokens) else ""
         if token == "template" and following == "<":
-            end = _close_angle(tokens, index + 1)
+            end = close_angle(tokens, index + 1)
             template = _join(tokens[index + 2 : end])
             index = end
         elif token in WITH_BRACKETS and following == "(":
@@ -205,7 +193,7 @@ def _read_declaration(tokens: list[str], scopes: list[str], is_c: bool, line: in
         elif re.match(r"[A-Za-z_]", token) and following in ("(", "<"):
             arguments, opening = "", index + 1
             if following == "<":
-                end = _close_angle(tokens, index + 1)
+                end = close_angle(tokens, index + 1)
                 arguments, opening = _join(tokens[index + 1 : end + 1]), end + 1
             if tokens[opening : opening + 1] != ["("] or token == "void":
                 index = opening

@@ -225,6 +225,7 @@ def _compile(kernel: Any) -> ctypes.CDLL:
 #include "language.h"
 {newline.join(outside + constants)}
 namespace cell {{ namespace {{
+BUILTINS_THAT_CELLS_OVERLOAD
 #line 2 "cell"
 {change_for_gcc(source)}
 void call_kernel(void** values) {{ emulator::call({kernel.expression or name}, values); }}

@@ -3,6 +3,7 @@
 #include "emulator.h"
 
 #include <float.h>
+#include <limits.h>
 
 #define __global__
 #define __device__
@@ -135,6 +136,10 @@ T reduce_lanes(const char* what, u32 mask, T value, Operation operation) {
 #include "atomics.h"
 
 constexpr int warpSize = 32;
+struct __align__(64) CUtensorMap_st {
+    u64 opaque[16];
+};
+typedef CUtensorMap_st CUtensorMap;
 
 #define printf emulator::print
 #define assert(...)          \
@@ -238,9 +243,7 @@ inline u32 __clusterSizeInBlocks() { return emulator::cluster_size(); }
 inline u32 __clusterRelativeBlockRank() { return emulator::rank_in_cluster(); }
 inline dim3 __clusterRelativeBlockIdx() { return dim3(emulator::rank_in_cluster(), 0, 0); }
 inline dim3 __clusterIdx() { return dim3(blockIdx.x / emulator::cluster_size(), blockIdx.y, blockIdx.z); }
-inline dim3 __clusterGridDimInClusters() {
-    return dim3(gridDim.x / emulator::cluster_size(), gridDim.y, gridDim.z);
-}
+inline dim3 __clusterGridDimInClusters() { return dim3(gridDim.x / emulator::cluster_size(), gridDim.y, gridDim.z); }
 inline void __cluster_barrier_arrive() { emulator::arrive_at_cluster(); }
 inline void __cluster_barrier_arrive_relaxed() { emulator::arrive_at_cluster(); }
 inline void __cluster_barrier_wait() { emulator::wait_for_cluster(); }
@@ -248,3 +251,9 @@ inline void __cluster_barrier_wait() { emulator::wait_for_cluster(); }
 #define __builtin_assume(condition) ((void)0)
 #define __assume(condition) ((void)0)
 #define __nv_is_extended_device_lambda_closure_type(T) false
+
+// A cell may add overloads of these, which would hide those above.
+#define BUILTINS_THAT_CELLS_OVERLOAD                                                                                 \
+    using ::atomicAdd, ::atomicSub, ::atomicMin, ::atomicMax, ::atomicExch, ::atomicCAS, ::atomicAnd, ::atomicOr,    \
+        ::atomicXor, ::min, ::max, ::__ldg, ::__ldcs, ::__stcs, ::__shfl_sync, ::__shfl_down_sync, ::__shfl_up_sync, \
+        ::__shfl_xor_sync;

@@ -39,6 +39,19 @@ def find_closing(tokens: Sequence[str], opening: int) -> int:
     return len(tokens) - 1
 
 
+def close_angle(tokens: Sequence[str], opening: int) -> int:
+    """Return the index of the > that closes the < at `opening`."""
+    depth, index = 0, opening
+    while index < len(tokens):
+        if tokens[index] in ("(", "[", "{"):
+            index = find_closing(tokens, index)
+        depth += (tokens[index] == "<") - (tokens[index] == ">")
+        if not depth:
+            return index
+        index += 1
+    return len(tokens) - 1
+
+
 def split_at_commas(tokens: Sequence[str]) -> list[list[str]]:
     """Return the parts of a list between its commas, those in brackets and in <...> aside."""
     parts: list[list[str]] = [[]]

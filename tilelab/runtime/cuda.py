@@ -36,16 +36,22 @@ class CompileError(RuntimeError):
 
 
 def _program_options(target: str, name: str, options: Sequence[str], folders: Sequence[str]):
-    """Return cuda.core's ProgramOptions for options of the forms -DNAME, -DNAME=VALUE and -IPATH."""
+    """Return cuda.core's ProgramOptions for -DNAME, -DNAME=VALUE, -IPATH and -default-device."""
     from cuda.core import ProgramOptions
 
-    if unknown := [option for option in options if option[:2] not in ("-D", "-I")]:
+    if unknown := [
+        option for option in options if option[:2] not in ("-D", "-I") and option != "-default-device"
+    ]:
         raise ValueError(f"unknown compiler option {unknown[0]!r}; use -DNAME=VALUE or -IPATH.")
     definitions = [option[2:].partition("=") for option in options if option[:2] == "-D"]
     macros = [(macro, value if equals else "1") for macro, equals, value in definitions]
     includes = [option[2:] for option in options if option[:2] == "-I"]
     return ProgramOptions(
-        arch=target, name=name, define_macro=macros or None, include_path=[*includes, *folders] or None
+        arch=target,
+        name=name,
+        define_macro=macros or None,
+        device_as_default_execution_space="-default-device" in options or None,
+        include_path=[*includes, *folders] or None,
     )
 
 
