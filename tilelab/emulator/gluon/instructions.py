@@ -158,10 +158,13 @@ class Descriptor:
         return tuple(of_tensor), tuple(of_tile)
 
     def read(self, origin: Any, shape: Any) -> torch.Tensor:
+        of_tensor, of_tile = self._find(origin, shape)
+        inside = self.tensor[of_tensor]
+        if list(inside.shape) == list(shape):
+            return inside.clone()
         fill = float("nan") if self.padding == "nan" and self.tensor.is_floating_point() else 0
         box = torch.full(tuple(shape), fill, dtype=self.tensor.dtype)
-        of_tensor, of_tile = self._find(origin, shape)
-        box[of_tile] = self.tensor[of_tensor]
+        box[of_tile] = inside
         return box
 
     def write(self, origin: Any, box: torch.Tensor) -> None:
@@ -206,7 +209,7 @@ def _start_load(read: Any, barrier: Any, tile: Tile) -> None:
     tile.require_free("TMA overwrites a tile that another load still lands in", "landing", "cp.async")
     tile.require_free("TMA overwrites a tile that is still being read", "reading")
     value, use = read(), Use(tile, "landing")
-    tile.data.view(torch.uint8)[...] = 0xFF
+    tile.poison()
 
     def land() -> None:
         tile.data.copy_(value)
@@ -326,7 +329,7 @@ def async_copy_from_pointers(smem, pointer, mask=None, cache_modifier="", evicti
     chosen = slice(None) if mask is None else mask
     data[chosen] = flat[offsets[chosen]]
     use = Use(smem, "cp.async")
-    smem.data.view(torch.uint8)[...] = 0xFF
+    smem.poison()
     program().role.copies.append((smem, data, use))
 
 

@@ -115,6 +115,10 @@ class Tile:
     def is_tensor_memory(self) -> bool:
         return self.allocation.kind == "tensor memory"
 
+    def poison(self) -> None:
+        """Fill the tile with what nobody should read."""
+        self.data.fill_(float("nan") if self.data.is_floating_point() else torch.iinfo(self.data.dtype).max)
+
     def overlaps(self, other: Tile) -> bool:
         if self.allocation is not other.allocation or self.begin >= other.end or other.begin >= self.end:
             return False

@@ -48,11 +48,18 @@ def order_programs(count: int) -> list[int]:
     return order
 
 
+def _closed_lock() -> threading.Lock:
+    """Return a lock that one thread acquires and another releases: it hands over the turn."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 class Role:
     """One partition of `warp_specialize`, or the whole program."""
 
     def __init__(self, call: Callable[[], Any], name: str, num_warps: int):
-        self.call, self.name, self.num_warps, self.turn = call, name, num_warps, threading.Semaphore(0)
+        self.call, self.name, self.num_warps, self.turn = call, name, num_warps, _closed_lock()
         self.is_ready, self.waits_for, self.ended, self.result = (lambda: True), "", False, None
         self.products, self.stores = [], []  # asynchronous ones that nobody has waited for
         self.copies, self.groups = [], []  # cp.async: those not committed yet, and committed groups
@@ -70,7 +77,7 @@ class Program:
         self.index, self.grid, self.num_warps = index, grid, num_warps
         self.random = random.Random(f"{_seed.get()} {number}")
         self.roles, self.queues, self.written, self.error = [], [], [], None
-        self.role, self.yielded, self.clock, self.idle = None, threading.Semaphore(0), 0, 0
+        self.role, self.yielded, self.clock, self.idle = None, _closed_lock(), 0, 0
         self.ends_at = time.monotonic() + _LONGEST_S
 
     def add_role(self, call: Callable[[], Any], name: str, num_warps: int) -> Role:

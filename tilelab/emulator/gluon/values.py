@@ -58,7 +58,7 @@ def in_registers(data: torch.Tensor, dtype: Any) -> torch.Tensor:
 
 def unwrap(value: Any) -> Any:
     """Return what a constexpr holds."""
-    return value.value if type(value).__name__ == "constexpr" else value
+    return value.value if type(value) is gl.constexpr else value
 
 
 class Shape(list):
@@ -287,18 +287,25 @@ _OPERATIONS = {
 
 
 def _operate(name: str, a: Any, b: Any) -> Value:
+    # Most numbers of a kernel are counters of type int32.
+    x = a.data if type(a) is Value and a.dtype is gl.int32 else a
+    y = b.data if type(b) is Value and b.dtype is gl.int32 else b
+    if type(x) is int and type(y) is int and -(2**31) <= x < 2**31 and -(2**31) <= y < 2**31:
+        result = _OPERATIONS[name](x, y) if name not in ("truediv", "lshift", "rshift") else None
+        if name in _COMPARISONS:
+            return Value(result, gl.int1)
+        if result is not None and -(2**31) <= result < 2**31:
+            return Value(result, gl.int32)
     a, b = settle(a), settle(b)
     a_type = a.dtype if isinstance(a, Value) else _type_of_literal(a)
     b_type = b.dtype if isinstance(b, Value) else _type_of_literal(b)
     if a_type.is_ptr() or b_type.is_ptr():
         return _move_pointer(name, a, b)
-    dtype = _common(
-        a_type,
-        not isinstance(a, Value),
-        b_type,
-        not isinstance(b, Value),
-        name in ("truediv", "floordiv", "mod"),
-    )
+    if a_type is b_type and name not in ("truediv", "floordiv", "mod"):
+        dtype = a_type
+    else:
+        divides = name in ("truediv", "floordiv", "mod")
+        dtype = _common(a_type, not isinstance(a, Value), b_type, not isinstance(b, Value), divides)
     if dtype.is_fp8() or dtype.name == "uint64":
         refuse(f"arithmetic on {dtype}: convert the operands first")
     if name == "truediv" and dtype.is_int():
