@@ -57,6 +57,20 @@ def with_seed(seed: int) -> Iterator[None]:
         _seed = before
 
 
+@contextlib.contextmanager
+def without_init_fence() -> Iterator[None]:
+    """Let the launches in this block signal mbarriers without fence.mbarrier_init.
+
+    PTX asks for this fence, or for fence.proxy.async. GPUs of today do without it behind a barrier of the block.
+    """
+    forgives = ctypes.c_bool.in_dll(_prepare_engine()[1], "forgives_init_fence")
+    forgives.value = True
+    try:
+        yield
+    finally:
+        forgives.value = False
+
+
 class Event(ctypes.Structure):
     """What a kernel issued: a bulk load, a bulk store, an addition in memory, or a wgmma, and in which block."""
 
