@@ -75,10 +75,10 @@ class _Reader:
             return f'#line 1 "{included[2]}"\n{text}\n#line {number + 1} "{name}"'
         return line if OF_DEVICE.fullmatch(included[2]) else ""
 
-    def read(self, source: str, name: str, folder: pathlib.Path | None) -> str:
+    def read(self, source: str, name: str, folder: pathlib.Path | None, line: int = 1) -> str:
         """Return the part of a source for the GPU."""
         tokens, kept = split_tokens(source), []
-        index, line = 0, 2 if name == "cell" else 1
+        index = 0
         while index < len(tokens):
             start = index
             if is_blank(tokens[index]):
@@ -161,6 +161,12 @@ class _Reader:
 
 
 def keep_device_part(source: str, folder: pathlib.Path | None = None, options: Sequence[str] = ()) -> str:
-    """Return a .cu file without what is for the host. Headers in `folder` or an -I option are read in."""
+    """Return a .cu file without what is for the host. Headers in `folder` or an -I option are read in.
+
+    The first line of a file is line 1, that of a cell (without a folder) is line 2.
+    """
     folders = [pathlib.Path(option[2:]) for option in options if option.startswith("-I")]
-    return '#include "nvcc.cuh"\n#line 2 "cell"\n' + _Reader(folders).read(source, "cell", folder)
+    first = 1 if folder else 2
+    return f'#include "nvcc.cuh"\n#line {first} "cell"\n' + _Reader(folders).read(
+        source, "cell", folder, first
+    )
