@@ -80,7 +80,7 @@ def read_records(folder: str, only: Sequence[str] = ()) -> Records:
 def _require_same_gpu(old: Records, new: Records) -> None:
     """Raise ValueError where a record of OLD is missing in NEW, which has the experiment's record of another GPU."""
     for gpu, experiment in old.keys() - new.keys():
-        if others := [new[key] for key in new.keys() - old.keys() if key[1] == experiment]:
+        if others := [new[key] for key in new if key not in old and key[1] == experiment]:
             raise ValueError(
                 f"OLD holds {experiment} of {old[gpu, experiment]['device']['name']} and NEW of "
                 f"{others[0]['device']['name']}: figures of two GPUs cannot be compared."

@@ -132,10 +132,8 @@ def _best(rows: list[dict]) -> float:
 
 def _sweep() -> str:
     mine, theirs = find_rows("sweep_race")
-    return (
-        f"{mine['configurations']} configurations take {mine['seconds']:.0f} s, with triton.autotune "
-        f"{theirs['seconds']:.0f} s"
-    )
+    times = f"{mine['seconds']:.0f} s, with triton.autotune {theirs['seconds']:.0f} s"
+    return f"{mine['configurations']} configurations take {times}"
 
 
 def _bulk_copy() -> str:
@@ -145,36 +143,27 @@ def _bulk_copy() -> str:
 
 
 def _resample() -> str:
-    first, last = (
-        find_rows("ch07_resample_versions", version=name)[0]["ratio"]
-        for name in ("search_per_thread", "vectors")
-    )
-    return (
-        f"with a search per thread a kernel reaches {first:.2f} of a copy's speed, with a shared search and "
-        f"16-byte loads {last:.2f}"
-    )
+    names = ("search_per_thread", "vectors")
+    first, last = (find_rows("ch07_resample_versions", version=name)[0]["ratio"] for name in names)
+    shared = f"with a shared search and 16-byte loads {last:.2f}"
+    return f"with a search per thread a kernel reaches {first:.2f} of a copy's speed, {shared}"
 
 
 def _tile_pipeline() -> str:
-    none, swizzled = (
-        find_rows("ch10_tile_swizzle", name=f"{swizzle}, 1 × 1")[0]["ratio"] for swizzle in ("none", "128B")
-    )
-    return (
-        f"a transpose reaches {none:.2f} × the speed of a copy without a swizzle, {swizzled:.2f} × with one"
-    )
+    names = ("none, 1 × 1", "128B, 1 × 1")
+    none, swizzled = (find_rows("ch10_tile_swizzle", name=name)[0]["ratio"] for name in names)
+    return f"without a swizzle a transpose reaches {none:.2f} × a copy's speed, with one {swizzled:.2f} ×"
 
 
 def _wgmma_gemm() -> str:
     rows = find_rows("ch10_gemm_steps")
-    return (
-        f"the first GEMM reaches {rows[0]['ratio']:.2f} × cuBLAS at 4096³, the best step {_best(rows):.2f} ×"
-    )
+    first, best = rows[0]["ratio"], _best(rows)
+    return f"the first GEMM reaches {first:.2f} × cuBLAS at 4096³, the best step {best:.2f} ×"
 
 
 def _descriptors() -> str:
-    pointers, kept = (
-        find_rows("ch14_descriptors_launch", name=name)[0]["us"] for name in ("pointers", "host, kept")
-    )
+    names = ("pointers", "host, kept")
+    pointers, kept = (find_rows("ch14_descriptors_launch", name=name)[0]["us"] for name in names)
     return f"a launch takes {pointers:.1f} µs with pointers and {kept:.1f} µs with a descriptor that the host keeps"
 
 
@@ -194,9 +183,10 @@ def _compiled() -> str:
 
 
 def _attention() -> str:
-    plain, best = (
-        _best(find_rows("ch14_attention_ladder", name=name, causal=False)) for name in ("plain", "persistent")
-    )
+    rows = {
+        name: find_rows("ch14_attention_ladder", name=name, causal=False) for name in ("plain", "persistent")
+    }
+    plain, best = map(_best, rows.values())
     return f"plain Triton reaches {plain:.2f} × cuDNN, with roles and overlap {best:.2f} ×"
 
 
@@ -227,6 +217,5 @@ FINDINGS = {
 
 def find_findings() -> list[dict]:
     """Return one row per notebook: its name and one finding, whose figures come from the records."""
-    return [
-        {"notebook": name, "one finding": _or_none(find) or "not recorded"} for name, find in FINDINGS.items()
-    ]
+    found = {name: _or_none(find) or "not recorded" for name, find in FINDINGS.items()}
+    return [{"notebook": name, "one finding": finding} for name, finding in found.items()]

@@ -63,9 +63,8 @@ def attempt_2(choice: Blackwell) -> Blackwell:
     """Return the choice with 5 A/B stages and 4 C stages, or more of C where room is left."""
     asked = dataclasses.replace(choice, **ATTEMPT_2)
     more = dataclasses.replace(asked, c_stages=None)
-    return (
-        more if smem_planner.plan(asked).fits and smem_planner.plan(more).c_stages > asked.c_stages else asked
-    )
+    has_room = smem_planner.plan(asked).fits and smem_planner.plan(more).c_stages > asked.c_stages
+    return more if has_room else asked
 
 
 def same_kernel(one: Plan, other: Plan) -> bool:
@@ -90,15 +89,9 @@ def compute_flight(plan: Plan) -> Flight:
     step_us = _tensor_core_us(choice, choice.rows, choice.n, choice.k) * gpu.sms
     memory_bytes = gpu.peak_gbps * 1e3 * LATENCY_US / gpu.sms
     flying = max(plan.ab_stages - 1, 0)
-    return Flight(
-        step_us,
-        flying * step_us,
-        flying * plan.stage_bytes,
-        min(1.0, flying * step_us / LATENCY_US),
-        memory_bytes,
-        math.ceil(LATENCY_US / step_us) + 1,
-        math.ceil(memory_bytes / plan.stage_bytes) + 1,
-    )
+    hidden_us, in_flight = flying * step_us, flying * plan.stage_bytes
+    needed = [math.ceil(each) + 1 for each in (LATENCY_US / step_us, memory_bytes / plan.stage_bytes)]
+    return Flight(step_us, hidden_us, in_flight, min(1.0, hidden_us / LATENCY_US), memory_bytes, *needed)
 
 
 def compute_work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
@@ -113,9 +106,8 @@ def compute_work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
     operands = (m + n) * k * (choice.format.bits / 8 + 1 / choice.sf_vec_size)
     moved = batch * (operands + m * n * smem_planner.C_ITEMSIZE[choice.c_dtype])
     steps = math.ceil(k / choice.k)
-    return Work(
-        steps, tiles_per_cta * steps, batch * _tensor_core_us(choice, m, n, k), moved / gpu.peak_gbps / 1e3
-    )
+    tensor_core_us = batch * _tensor_core_us(choice, m, n, k)
+    return Work(steps, tiles_per_cta * steps, tensor_core_us, moved / gpu.peak_gbps / 1e3)
 
 
 def plan_with(choice: Blackwell, attempt) -> tuple[Plan, Plan]:
@@ -224,9 +216,8 @@ def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:
     for stages, candidates in sorted(by_stages.items()):
         row = max(candidates, key=lambda row: row["ratio"])
         (tile_m, tile_n), (m, n, k) = map(int, tile.split(" × ")), row["shape"]
-        steps = math.ceil(
-            math.ceil(m / tile_m) * math.ceil(n / tile_n) / device.KNOWN["H200"].sms
-        ) * math.ceil(k / 64)
+        waves = math.ceil(math.ceil(m / tile_m) * math.ceil(n / tile_n) / device.KNOWN["H200"].sms)
+        steps = waves * math.ceil(k / 64)
         found.append(
             {
                 "stages": stages,
