@@ -116,18 +116,10 @@ def compare(
             torch.cuda.synchronize()
         errors["error"] = relative_error(result, reference)
         reason = find_damage() or _reason(result, reference, errors["error"], errors["tolerance"])
-        rows.append(
-            {
-                "name": name,
-                "shape": list(shape),
-                "dtype": str(dtype)[6:],
-                **{
-                    key: value if value < _INFINITE else None for key, value in errors.items()
-                },  # JSON has no inf
-                "status": "wrong" if reason else "ok",
-                "reason": reason,
-            }
-        )
+        # JSON has no infinity.
+        finite = {key: value if value < _INFINITE else None for key, value in errors.items()}
+        row = {"name": name, "shape": list(shape), "dtype": str(dtype)[6:], **finite}
+        rows.append(row | {"status": "wrong" if reason else "ok", "reason": reason})
     return rows
 
 

@@ -68,16 +68,11 @@ def draw_fronts(record) -> plots.Picture:
 
 def little_table(record) -> results.Table:
     """Return the rings in the order of the KiB that they have under way; the caption has the smallest one's latency."""
-    rows = [
-        {
-            "KiB under way per SM": _kib_loading(row),
-            "stages": row["stages"],
-            "KiB per buffer": row["kib"],
-            "GB/s": row["gbps"],
-            "× torch": row["ratio"],
-        }
-        for row in sorted(record.rows, key=_kib_loading)
-    ]
+    shown = {"stages": "stages", "kib": "KiB per buffer", "gbps": "GB/s", "ratio": "× torch"}
+    rows = []
+    for row in sorted(record.rows, key=_kib_loading):
+        named = {title: row[key] for key, title in shown.items()}
+        rows.append({"KiB under way per SM": _kib_loading(row)} | named)
     first = min(record.rows, key=_kib_loading)
     turn_us = first["kib"] * 1024 * record.device["sms"] / (first["gbps"] / 2) / 1e3
     turn = f"a buffer of {first['kib']} KiB is loaded and stored in {turn_us:.2f} µs"

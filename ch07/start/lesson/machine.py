@@ -86,11 +86,9 @@ def describe_machine() -> Machine:
     sheet = device.known_gpu(here["name"])
 
     def delivered() -> float:
-        rows = [
-            (row["tflops"], TILE.search(row["config"]))
-            for row in find_rows("ch10_gemm_sweep", gpu, status="ok")
-            if "cluster" not in row["config"]
-        ]  # CTAs of a cluster share what L2 delivers
+        rows = find_rows("ch10_gemm_sweep", gpu, status="ok")
+        rows = [row for row in rows if "cluster" not in row["config"]]  # a cluster shares what L2 delivers
+        rows = [(row["tflops"], TILE.search(row["config"])) for row in rows]
         return max(tflops * bytes_per_operation(*map(int, tile.groups())) for tflops, tile in rows if tile)
 
     def median(event: str) -> float:
@@ -199,20 +197,10 @@ def _blockscaled() -> str:
     return f"fp8 with block scales runs at {mean:.2f} × torch's kernel (geometric mean)"
 
 
-FINDINGS = {
-    "ch07_bulk_copy": _bulk_copy,
-    "ch07_resample": _resample,
-    "ch10_tile_pipeline": _tile_pipeline,
-    "ch10_wgmma_gemm": _wgmma_gemm,
-    "ch14_descriptors": _descriptors,
-    "ch14_gemm": _gemm,
-    "ch14_sweep": _sweep,
-    "ch14_bug_hunt": _bug_hunt,
-    "ch14_compiled": _compiled,
-    "ch14_attention": _attention,
-    "ch14_mx_formats": _mx_formats,
-    "ch14_blockscaled": _blockscaled,
-}
+FINDINGS = {f"ch07{find.__name__}": find for find in (_bulk_copy, _resample)}
+FINDINGS |= {f"ch10{find.__name__}": find for find in (_tile_pipeline, _wgmma_gemm)}
+_CH14 = (_descriptors, _gemm, _sweep, _bug_hunt, _compiled, _attention, _mx_formats, _blockscaled)
+FINDINGS |= {f"ch14{find.__name__}": find for find in _CH14}
 
 
 def find_findings() -> list[dict]:

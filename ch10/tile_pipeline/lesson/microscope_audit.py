@@ -343,15 +343,8 @@ def describe(maps: list[dict], reads: list[dict]) -> str:
         f"The driver accepts {accepted} of {len(maps)} random maps, and it agrees with the rules in {agree}. The "
         f"profiler counts as many wavefronts as the microscope in {len(reads) - len(other)} of {len(reads)} reads."
     )
-    return " ".join(
-        [
-            text,
-            *(
-                f"It counts {row['counted']:.2f} instead of {row['expected']} for a {row['name']}."
-                for row in other
-            ),
-        ]
-    )
+    counts = [(f"{row['counted']:.2f} instead of {row['expected']}", row["name"]) for row in other]
+    return " ".join([text, *(f"It counts {count} for a {name}." for count, name in counts)])
 
 
 def launch_all() -> None:

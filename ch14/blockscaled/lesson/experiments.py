@@ -20,16 +20,8 @@ from tilelab.measure import bench, check
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
 
-EMULATED_SOURCES = (
-    emulated,
-    native,
-    native_kernels,
-    mx_formats,
-    mx_kernels,
-    wgmma_gemm,
-    wgmma_gemm.SOURCE,
-    gemm_kernels,
-)
+EMULATED_SOURCES = (emulated, native, native_kernels, mx_formats, mx_kernels)
+EMULATED_SOURCES += (wgmma_gemm, wgmma_gemm.SOURCE, gemm_kernels)
 
 
 @experiment("ch14_blockscaled_emulated", functools.partial(provenance.source_hash, *EMULATED_SOURCES))

@@ -121,17 +121,10 @@ def accumulator_rows() -> list[dict]:
     for case in CASES:
         before, after = plan_with(case.choice(), attempt_1)
         verdict = "another kernel" if after.fits else f"{after.tmem_columns - COLUMNS} columns too many"
-        rows.append(
-            {
-                "test": case.name,
-                "tile": "{} × {}".format(*case.tile),
-                "before": before.choice.accumulator_scheme,
-                "with attempt 1": after.choice.accumulator_scheme,
-                "columns": after.tmem_columns,
-                "of": COLUMNS,
-                "verdict": "the same kernel" if same_kernel(before, after) else verdict,
-            }
-        )
+        verdict = "the same kernel" if same_kernel(before, after) else verdict
+        row = {"test": case.name, "tile": "{} × {}".format(*case.tile)}
+        row |= {"before": before.choice.accumulator_scheme, "with attempt 1": after.choice.accumulator_scheme}
+        rows.append(row | {"columns": after.tmem_columns, "of": COLUMNS, "verdict": verdict})
     return rows
 
 
@@ -142,23 +135,17 @@ def stage_rows() -> list[dict]:
         before, after = plans = plan_with(case.choice(), attempt_2)
         flight, load = compute_flight(before), compute_work(case.choice(), case.mnkl)
         stages = [f"{plan.ab_stages} + {plan.c_stages}" for plan in plans]
-        rows.append(
-            {
-                "test": case.name,
-                "greedy": stages[0],
-                "attempt 2": stages[1],
-                "same kernel": same_kernel(*plans),
-                "hidden us": flight.hidden_us,
-                "with attempt 2": compute_flight(after).hidden_us,
-                "stages to hide": flight.for_tensor_core,
-                "for memory": flight.for_memory,
-                "steps per tile": load.steps_per_tile,
-                "steps per CTA": load.steps_per_cta,
-                "floor us": max(load.tensor_core_us, load.memory_us),
-                "note us": case.before_us,
-                "note says": f"{case.slower:.1%} slower" if case.slower else "crash",
-            }
-        )
+        row = {
+            "test": case.name,
+            "greedy": stages[0],
+            "attempt 2": stages[1],
+            "same kernel": same_kernel(*plans),
+        }
+        row |= {"hidden us": flight.hidden_us, "with attempt 2": compute_flight(after).hidden_us}
+        row |= {"stages to hide": flight.for_tensor_core, "for memory": flight.for_memory}
+        row |= {"steps per tile": load.steps_per_tile, "steps per CTA": load.steps_per_cta}
+        row |= {"floor us": max(load.tensor_core_us, load.memory_us), "note us": case.before_us}
+        rows.append(row | {"note says": f"{case.slower:.1%} slower" if case.slower else "crash"})
     return rows
 
 
@@ -218,14 +205,8 @@ def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:
         (tile_m, tile_n), (m, n, k) = map(int, tile.split(" × ")), row["shape"]
         waves = math.ceil(math.ceil(m / tile_m) * math.ceil(n / tile_n) / device.KNOWN["H200"].sms)
         steps = waves * math.ceil(k / 64)
-        found.append(
-            {
-                "stages": stages,
-                "bytes in flight": (stages - 1) * (tile_m + tile_n) * 128,
-                "ms": row["ms"],
-                "ratio": row["ratio"],
-                "step_us": row["ms"] * 1e3 / steps,
-                "model_us": max(2 * tile_m * tile_n * 64 / rates.flops, rates.latency_us / (stages - 1)),
-            }
-        )
+        model_us = max(2 * tile_m * tile_n * 64 / rates.flops, rates.latency_us / (stages - 1))
+        in_flight, step_us = (stages - 1) * (tile_m + tile_n) * 128, row["ms"] * 1e3 / steps
+        shown = {"stages": stages, "bytes in flight": in_flight, "ms": row["ms"], "ratio": row["ratio"]}
+        found.append(shown | {"step_us": step_us, "model_us": model_us})
     return found
