@@ -178,19 +178,9 @@ def _sanitize_share(module: str, kernels: str, tool: str, share: int, shares: in
         f"from {module} import sanitizer_cases; sanitizer_cases({f'{share}, {shares}' if shares > 1 else ''})"
     )
     # cuda-python asks the driver for functions that it may lack, which is not an error of a kernel.
-    command = [
-        "compute-sanitizer",
-        "--tool",
-        tool,
-        "--report-api-errors",
-        "no",
-        "--error-exitcode",
-        "9",
-        *(["--kernel-name", f"kernel_substring={kernels}"] if kernels else []),
-        sys.executable,
-        "-c",
-        cases,
-    ]
+    command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
+    command += ["--kernel-name", f"kernel_substring={kernels}"] if kernels else []
+    command += [sys.executable, "-c", cases]
     # Each tensor gets memory of its own from the driver, so that memcheck knows where it ends.
     env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(

@@ -95,22 +95,13 @@ def describe_machine() -> Machine:
         rows = find_rows("ch10_gemm_timeline", gpu, name="tile", event=event)
         return statistics.median(row["end"] - row["begin"] for row in rows if row["step"] > 0)
 
+    peak_tbps = sheet and sheet.peak_gbps and sheet.peak_gbps / 1e3
     return Machine(
-        here["name"].removeprefix("NVIDIA "),
-        here["target"],
-        here["sms"],
-        here["memory_bytes"] / 2**30,
-        here["l2_bytes"] / 2**20,
-        here["smem_per_block"] / 1024,
-        roofs.rows[0]["gbps"] / 1e3,
-        roofs.rows[1]["tflops"],
-        sheet and sheet.peak_gbps and sheet.peak_gbps / 1e3,
-        sheet and sheet.bf16_tflops,
-        _or_none(delivered),
-        _or_none(lambda: median("wait")),
-        _or_none(lambda: median("product")),
-        roofs.label(),
-        _gemm_label(gpu),
+        *(here["name"].removeprefix("NVIDIA "), here["target"], here["sms"]),
+        *(here["memory_bytes"] / 2**30, here["l2_bytes"] / 2**20, here["smem_per_block"] / 1024),
+        *(roofs.rows[0]["gbps"] / 1e3, roofs.rows[1]["tflops"], peak_tbps, sheet and sheet.bf16_tflops),
+        *map(_or_none, (delivered, lambda: median("wait"), lambda: median("product"))),
+        *(roofs.label(), _gemm_label(gpu)),
     )
 
 
@@ -150,7 +141,8 @@ def _resample() -> str:
 def _tile_pipeline() -> str:
     names = ("none, 1 × 1", "128B, 1 × 1")
     none, swizzled = (find_rows("ch10_tile_swizzle", name=name)[0]["ratio"] for name in names)
-    return f"without a swizzle a transpose reaches {none:.2f} × a copy's speed, with one {swizzled:.2f} ×"
+    speeds = f"{none:.2f} × the speed of a copy without a swizzle, {swizzled:.2f} × with one"
+    return f"a transpose reaches {speeds}"
 
 
 def _wgmma_gemm() -> str:

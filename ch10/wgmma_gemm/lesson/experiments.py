@@ -164,14 +164,11 @@ def run_sanitizers():
 @experiment("ch10_gemm_squares")
 def measure_squares():
     """Time the best configuration against cuBLAS at 2048, 4096 and 8192 cubed: interleaved, then in bursts."""
-    return [
-        row
-        for side in SQUARES
-        for row in (
-            {**measure_best(side, side, side), "how": "interleaved"},
-            {**measure_bursts(side, side, side), "how": f"bursts of {BURST}"},
-        )
-    ]
+    rows = []
+    for side in SQUARES:
+        rows.append({**measure_best(side, side, side), "how": "interleaved"})
+        rows.append({**measure_bursts(side, side, side), "how": f"bursts of {BURST}"})
+    return rows
 
 
 def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.05) -> dict:
@@ -197,16 +194,8 @@ def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.0
     # the first round warms up
     found = {name: statistics.median(values[1:]) for name, values in times.items()}
     speeds = {"ratio": found["peer_ms"] / found["ms"], "tflops": 2 * m * n * k / found["ms"] / 1e9}
-    row = {
-        "name": "best",
-        "shape": [m, n, k],
-        **found,
-        "peer": "cuBLAS",
-        **speeds,
-        "status": "ok",
-        "reason": "",
-    }
-    return row | {"config": str(wgmma_gemm.find_best(m, n, k)[0])}
+    row = {"name": "best", "shape": [m, n, k], **found, "peer": "cuBLAS", **speeds}
+    return row | {"status": "ok", "reason": "", "config": str(wgmma_gemm.find_best(m, n, k)[0])}
 
 
 @experiment("ch10_gemm_peers", source=lambda: source(peers.DeepGemm, peers.Quack))

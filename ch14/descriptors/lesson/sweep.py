@@ -58,11 +58,7 @@ class DescriptorSpace(Space):
     axes = {
         "tile": lambda c: " × ".join(map(str, c.block)),
         "way": lambda c: f"{c.way}, {c.num_warps} warp{'s' * (c.num_warps > 1)}",
-        "loop": lambda c: (
-            f"{c.tiles_per_cta} tile{'s' * (c.tiles_per_cta > 1)} per CTA"
-            if c.tiles_per_cta
-            else f"{c.ctas_per_sm} CTAs per SM"
-        ),
+        "loop": lambda c: c.describe_loop(),
         "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}",
     }
     record = "ch14_descriptors_sweep"

@@ -9,6 +9,10 @@ from tilelab import cli
 from tilelab.runtime import build
 
 
+def _find_configs(options: cli.Options) -> dict:
+    return mx_formats.configs(options.format)
+
+
 def _complete(options: cli.Options) -> None:
     mx_formats.empty(options.shape, options.format, "meta", options.tiled)
     number_formats.check_rule(options.rule, number_formats.lookup(options.format))
@@ -43,9 +47,7 @@ COMMAND = cli.Command(
     options={
         "format": cli.choice(mx_formats.FUSED, "mxfp8_e4m3"),
         "shape": cli.sizes("R,C", (8192, 16384), "rows and columns", largest=1 << 20),
-        "variant": cli.configs(
-            lambda given: mx_formats.configs(given.format), "best", "a configuration, best or all"
-        ),
+        "variant": cli.configs(_find_configs, "best", "a configuration, best or all"),
         "rule": cli.choice(number_formats.RULES, "floor", "how an E8M0 scale is chosen"),
         "tiled": cli.flag("scales in tiles of 128 x 4, as Blackwell reads them"),
         "target": cli.target(),
