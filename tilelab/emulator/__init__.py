@@ -255,6 +255,7 @@ namespace cell {{ namespace {{
 BUILTINS_THAT_CELLS_OVERLOAD
 #line 2 "cell"
 {change_for_gcc(source)}
+#line 1 "launch"
 void call_kernel(void** values) {{ emulator::call({kernel.expression or name}, values); }}
 }} }}
 extern "C" {{

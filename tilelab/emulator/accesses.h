@@ -322,6 +322,7 @@ static void require_unread(u64 address, u64 bytes, const char* verb);
 static void require_landed(u64 address, u64 bytes, const char* verb);
 
 static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void* frame) {
+    if (!is_running) return;  // a constructor of the cell's library
     if (unsettled.bytes) settle();
     const Region* region = locate(address, bytes, writes ? "writes" : "reads");
     if (!region) return;
@@ -514,6 +515,7 @@ static void count_polled() {
 }
 
 static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const void* frame) {
+    if (!is_running) return;
     count_polled();
     if (address - reinterpret_cast<u64>(coroutines[current].stack) < STACK_BYTES) return;
     if (reads) pause();

@@ -244,6 +244,7 @@ static int most_ticks;
 static const u8 *code_begin, *code_end, *image_end;  // of the cell
 static volatile sig_atomic_t is_interrupted;
 static pthread_t engine_thread;
+static bool is_running;  // a launch
 static void (*kernel)(void**);
 static void** arguments;
 
@@ -1804,8 +1805,12 @@ extern "C" const char* run_emulated(void (*kernel)(void**), const u8* code_begin
     threads.reserve(most_blocks * block[0] * block[1] * block[2]);
     loaded = ~0u, ticks = 0, idle_switches = 0;
     prepare_regions(ranges, names, count, grid[0] * grid[1] * grid[2]);
-    const CatchSignals guard;
-    run_grid(most_resident);
+    is_running = true;
+    {
+        const CatchSignals guard;
+        run_grid(most_resident);
+    }
+    is_running = false;
     said = failure;
     return said.c_str();
 }
