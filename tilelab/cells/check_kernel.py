@@ -127,7 +127,7 @@ INTEGERS = " ".join(
     for sign in (True, False)
 )
 HOST_HEADER = re.compile(
-    r"^[ \t]*#[ \t]*include[ \t]*<(?:std(?:int|io|lib|def|bool)|assert|math|float|limits|string|time|[a-z_]+(?=>))(?:\.h)?>",
+    r"^[ \t]*#[ \t]*include[ \t]*<(?:(?:std(?:int|io|lib|def)|assert|math|float|limits|string|time)\.h|\w+)>",
     re.MULTILINE,
 )
 
