@@ -88,6 +88,10 @@ def check_doubled(kernel: Callable) -> None:
     report = lesson.compile_launch(prepare_loop(kernel), make_operands(), TARGET)
     assert report.status == "ok", f"for {TARGET} with 4 stages {report.reason}"
     assert report.counts["tma_load"] >= 2, "both tiles must come by descriptor"
+    tiles = 2 * BLOCK[2] * (BLOCK[0] + BLOCK[1])  # bytes of one stage
+    assert report.smem > 3.25 * tiles, (
+        f"it compiles, with {report.smem:,} B of shared memory; four stages of two tiles take {4 * tiles:,} B"
+    )
 
 
 def check_same_bug(same_bug: Callable) -> None:

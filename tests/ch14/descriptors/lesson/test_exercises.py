@@ -136,7 +136,7 @@ def test_the_number_of_boxes_must_be_right():
         ("Exercise 5", ("out.store([column, row]", "out.store([column, column]")),
         (
             "Exercise 5",
-            ("x.load([row, column]).T", "x.load([row, column]).T; x.store([row, column], x.load([0, 0]))"),
+            ("x.load([row, column]).T)", "x.load([row, column]).T); x.store([row, column], x.load([0, 0]))"),
         ),
     ],
 )

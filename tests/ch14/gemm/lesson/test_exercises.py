@@ -102,6 +102,8 @@ ONCE = (
     "            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k"
 )
 TILES = "range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tiles_n, PROGRAMS)"
+ALL = "tl.cdiv(M, BLOCK_M) * tiles_n"
+SHARE = f"tl.cdiv({ALL}, PROGRAMS)"
 GPU = "only the interpreter knows which program wrote an element"
 RASTER = "within // columns, first_n + within % columns"
 
@@ -139,8 +141,7 @@ RASTER = "within // columns, first_n + within % columns"
             for each, said in (
                 ("range(0, tl.cdiv(M, BLOCK_M) * tiles_n)", "several programs compute tile 0"),
                 (
-                    "range(tl.program_id(0) * tl.cdiv(tl.cdiv(M, BLOCK_M) * tiles_n, PROGRAMS), min(tl.cdiv(M, BLOCK_M) "
-                    "* tiles_n, (tl.program_id(0) + 1) * tl.cdiv(tl.cdiv(M, BLOCK_M) * tiles_n, PROGRAMS)))",
+                    f"range(tl.program_id(0) * {SHARE}, min({ALL}, (tl.program_id(0) + 1) * {SHARE}))",
                     "program 0 computes tile 1, which is for program 1 of 3 alone",
                 ),
                 (
