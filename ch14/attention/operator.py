@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from tilelab.runtime import operators
+from tilelab.runtime.operands import require_tensor
 
 
 def make_out(q: torch.Tensor) -> torch.Tensor:
@@ -17,8 +18,14 @@ def make_out(q: torch.Tensor) -> torch.Tensor:
 
 
 def _fake(q, k, v, is_causal=False, scale=None, config="best"):
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        require_tensor(name, tensor, "attention", dtype=q.dtype, ndim=4, on=q.device, in_memory=False)
     torch._check(
-        k.shape == v.shape, lambda: f"k and v must have one shape; they are {k.shape} and {v.shape}."
+        k.shape == v.shape and k.shape[::3] == q.shape[::3],
+        lambda: (
+            "k and v must have one shape, with q's batch and head dimension; they are "
+            f"{tuple(k.shape)} and {tuple(v.shape)}, and q is {tuple(q.shape)}."
+        ),
     )
     return make_out(q)
 

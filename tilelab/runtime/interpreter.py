@@ -6,7 +6,10 @@ misreads the subnormal numbers of float8e5. From float32 to float8 the interpret
 instruction, which rounds to nearest even and saturates. The interpreter also patches the whole of triton.language again
 at each call of one kernel function by another, although the launch has done so. It does not know the instructions of a
 dependent launch (`gdc_wait` and `gdc_launch_dependents`), which have nothing to do where one launch follows another.
+It keeps the position in the grid in a global variable, so launches of several threads take turns.
 """
+
+import threading
 
 import numpy
 import torch
@@ -18,6 +21,8 @@ _cast = InterpreterBuilder.cast_impl
 _convert = InterpreterBuilder.create_fp_to_fp
 _dot = InterpreterBuilder.create_dot
 _patch = interpreter._patch_lang
+_run = interpreter.InterpretedFunction.run
+_turn = threading.RLock()  # a launch may launch another kernel, as autotuning does
 _patched = set()  # what the current launch has patched: triton.language, triton.language.core or both
 
 WIDENED = {tl.bfloat16: torch.bfloat16, tl.float8e5: torch.float8_e5m2, tl.float8e4nv: torch.float8_e4m3fn}
@@ -77,10 +82,16 @@ def _patch_once(function):
     return scope
 
 
+def _run_alone(self, *arguments, **options):
+    with _turn:
+        return _run(self, *arguments, **options)
+
+
 def mend() -> None:
     """Change the interpreter in this process. Compiled kernels stay as they are."""
     InterpreterBuilder.cast_impl = _cast_exactly
     InterpreterBuilder.create_dot = _dot_exactly
     InterpreterBuilder.create_fp_to_fp = _convert_exactly
     interpreter._patch_lang = _patch_once
+    interpreter.InterpretedFunction.run = _run_alone
     tl.extra.cuda.gdc_wait = tl.extra.cuda.gdc_launch_dependents = lambda: None
