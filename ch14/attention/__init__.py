@@ -251,7 +251,7 @@ def prepare(
     v: torch.Tensor,  # (B, HK, T, D)
     *,
     attn_mask: None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,  # no 0.0, which torch.compile would take for an input
     is_causal: bool = False,
     scale: float | None = None,
     out: torch.Tensor | None = None,  # (B, H, S, D)
@@ -268,7 +268,7 @@ def attention(
     v: torch.Tensor,  # (B, HK, T, D)
     *,
     attn_mask: None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,  # no 0.0, which torch.compile would take for an input
     is_causal: bool = False,
     scale: float | None = None,
     out: torch.Tensor | None = None,  # (B, H, S, D)
