@@ -6,27 +6,13 @@ conversions round wrongly. It lacks tl.dot_scaled, the functions of libdevice an
 `formats` holds numbers and roundings, `builder` the operations, `libdevice` CUDA's library, `language` the rest.
 """
 
-import threading
-
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction
 
 from tilelab.runtime.interpreter import language
-
-
-_run = InterpretedFunction.run
-_turn = threading.RLock()  # a launch may launch another kernel, as autotuning does
-
-
-def _run_alone(self, *arguments, **options):
-    """Launch a kernel when no other thread does: the interpreter keeps the position in the grid for the process."""
-    with _turn:
-        return _run(self, *arguments, **options)
 
 
 def mend() -> None:
     """Change the interpreter in this process. Compiled kernels stay as they are."""
     language.mend()
-    InterpretedFunction.run = _run_alone
     # Nothing to do where one launch follows another.
     tl.extra.cuda.gdc_wait = tl.extra.cuda.gdc_launch_dependents = lambda: None
