@@ -108,16 +108,10 @@ def find_best(
     found, untuned = None, next(iter(rank_configs("course", m, n, k, dtype, target, sms)), None)
     if b_k_major and ITEMSIZE[dtype] == 2:  # as the table's operands were
         found = tuned.find(
-            "gemm",
-            GemmConfig,
-            m,
-            n,
-            k,
-            "bf16",
+            *("gemm", GemmConfig, m, n, k, "bf16"),
             lambda config, m, n, k: predict_us(config, m, n, k, dtype, sms),
             lambda config: not rejection(config, target, dtype),
-            tuned_source,
-            untuned,
+            *(tuned_source, untuned),
         )
     return found or (untuned, "by the model")
 
