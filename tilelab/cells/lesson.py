@@ -48,6 +48,7 @@ __all__ = [
     "run_launch",
 ]
 
+NOT_TIMED = "this version was not timed"
 COLUMNS = {
     "version": "version",
     "ms": "ms",
@@ -342,10 +343,15 @@ class Ladder:
         except FileNotFoundError:
             self.rows.append({"version": name, "check": wrong or fine})
             return f"{self.experiment} is not recorded"
-        row = next((row for row in record.rows if row["version"] == name), None)
-        said = wrong or fine
-        if row and row["code"] != code:
-            said += "; figures of another text of the cell"
+        place, row = next(
+            ((place, row) for place, row in enumerate(record.rows) if row["version"] == name), (0, None)
+        )
+        said, before = wrong or fine, self.rows[-1] if self.rows else {}
+        if row and row["code"] != code:  # figures of another text would be taken for this one's
+            row = {"version": name}
+            said += f"; {NOT_TIMED}"
+        elif row and (not place or before.get("code") != record.rows[place - 1]["code"]):
+            row = {key: value for key, value in row.items() if key != "gain"}
         self.rows.append({**(row or {"version": name}), "check": said})
         return record.label() if row else f"{name} is not recorded"
 
@@ -356,7 +362,7 @@ class Ladder:
 
         `versions` maps a tuple of values, named by `keys`, to a kernel and its `prepare`. The row of a Triton version
         also has its registers, its shared memory and the memory that it allocates (`extra_mib`). Before there is a
-        record, the rows hold only what the compiler says.
+        record, and where it is one of other texts of the cells, the rows hold only what the compiler says.
         """
 
         def measure():
@@ -380,13 +386,18 @@ class Ladder:
 
         texts = sorted({_hash_without_constants(*version) for version in versions.values()})
         try:
-            return results.experiment(experiment, lambda: ladder_hash(texts))(measure)()
+            record = results.experiment(experiment, lambda: ladder_hash(texts))(measure)()
         except FileNotFoundError:
-            built = self._build_all(versions)
-            rows = [dict(zip(keys, key)) | built.get(key, {}) for key in versions]
-            return results.Record(
-                results.make_record(experiment, rows, ""), live=False, stale="but not yet timed"
-            )
+            why = "but not yet timed"
+        else:
+            codes = {key: code_hash(*version) for key, version in versions.items()} if not record.live else {}
+            found = {tuple(row[key] for key in keys): row["code"] for row in record.rows}
+            if not record.stale and all(found.get(key, code) == code for key, code in codes.items()):
+                return record
+            why = f"but {NOT_TIMED}"
+        built = self._build_all(versions)
+        rows = [dict(zip(keys, key)) | built.get(key, {}) for key in versions]
+        return results.Record(results.make_record(experiment, rows, ""), live=False, stale=why)
 
     def _build_all(self, versions: dict[tuple, tuple]) -> dict[tuple, dict]:
         """Return the resources of the Triton versions, compiled in parallel."""

@@ -16,10 +16,6 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from tilelab.runtime.interpreter import formats, libdevice
 from tilelab.runtime.interpreter.formats import FLOAT8, HELD_IN_FLOAT32
 
-_native = (
-    interpreter._interpreter
-)  # reads and writes memory; `LaunchMemory.watch` puts a checking one in its place
-
 
 def _array(mask):
     return mask if isinstance(mask, np.ndarray) else mask.data
@@ -157,13 +153,12 @@ class Builder(InterpreterBuilder):
         return of_bits(interpreter._interpreter.load(pointers.data, _array(mask), rest, kind), dtype)
 
     def create_masked_store(self, pointers, value, mask, *hints, **named):
-        memory = named.get("memory", interpreter._interpreter)
         dtype, bits = pointers.get_element_ty(), bits_of(value)
         if bits.itemsize != formats.bits_type(dtype).itemsize:
             raise TypeError(
                 f"values of {value.dtype.scalar} are stored through a pointer to {dtype}: convert them first."
             )
-        return memory.store(pointers.data, np.ascontiguousarray(bits), _array(mask))
+        return interpreter._interpreter.store(pointers.data, np.ascontiguousarray(bits), _array(mask))
 
     def _update(self, pointers, value, mask, operation):
         """Replace the values at the pointers one after the other by operation(old, value); return the old ones."""
@@ -178,8 +173,9 @@ class Builder(InterpreterBuilder):
                 TensorHandle(np.ones(now.shape, bool), tl.int1),
             )
             old[now] = self.create_masked_load(here, everywhere, None).data
-            new = _rounded(operation(old[now], given[now]), dtype)
-            self.create_masked_store(here, new, everywhere, memory=_native)
+            bits = bits_of(_rounded(operation(old[now], given[now]), dtype))
+            memory = interpreter._interpreter  # a check of a lesson may watch it
+            getattr(memory, "update", memory.store)(places[now], np.ascontiguousarray(bits), everywhere.data)
             waiting = np.delete(waiting, first)
         return TensorHandle(old.reshape(pointers.data.shape), dtype)
 

@@ -1,6 +1,7 @@
 """How does a launch run in the interpreter: what it sets in triton.language, its arguments, errors and autotuning?"""
 
 import inspect
+import threading
 import types
 
 import numpy as np
@@ -13,6 +14,10 @@ from triton.runtime.interpreter import GridExecutor, InterpretedFunction, Tensor
 
 from tilelab.runtime.interpreter import formats, reading, reductions
 from tilelab.runtime.interpreter.builder import BUILDER, SEMANTIC, Builder
+
+
+# Launches of several threads take turns, because the builder and triton.language hold what belongs to one launch.
+_TURN = threading.RLock()
 
 
 class StaticAssertionError(InterpreterError):
@@ -176,8 +181,9 @@ def _run(self, *args, grid, warmup, **options):
         function = self.rewrite()
     except ValueError as error:
         raise InterpreterError(f"{self.fn.__name__}: {error}") from None
-    BUILDER.options = types.SimpleNamespace(**plain, num_warps=options.get("num_warps", 4))
-    GridExecutor(function, self.arg_names, grid, self.pre_run_hooks)(*args, **options)
+    with _TURN:
+        BUILDER.options = types.SimpleNamespace(**plain, num_warps=options.get("num_warps", 4))
+        GridExecutor(function, self.arg_names, grid, self.pre_run_hooks)(*args, **options)
 
 
 def _call(self, *args, **options):
