@@ -367,7 +367,7 @@ for _name in _OPERATIONS:
 
 def operation(name: str) -> Callable[[Any, Any], Value]:
     """Return gl.add, gl.sub or gl.mul."""
-    return lambda input, other, sanitize_overflow=True: _operate(name, input, other)
+    return lambda x, y, sanitize_overflow=True: _operate(name, x, y)
 
 
 # ---- global memory
