@@ -660,7 +660,7 @@ def update(translator: Translator, statement: Statement) -> str | None:
     given = ", ".join(["old", *(translator.read(value, kind) for value in values[: len(names) - 1])])
     shared = str(any(part.startswith("shared") for part in statement.parts)).lower()
     body = (
-        f"ptx::apply<{pairs}, Own>([]({', '.join(f'Own {name}' for name in names)}) -> T "
+        f"ptx::apply<{pairs}, Own>([]({', '.join(f'Own {name}' for name in names)}) -> Own "
         f"{{ return Own({UPDATES[operation]}); }}, {given})"
     )
     at = f"{shared}, {translator.address(address)}, {bytes}, {what(statement)}"
