@@ -15,7 +15,6 @@ from triton.runtime.interpreter import GridExecutor, InterpretedFunction, Tensor
 from tilelab.runtime.interpreter import formats, reading, reductions
 from tilelab.runtime.interpreter.builder import BUILDER, SEMANTIC, Builder
 
-
 # Launches of several threads take turns, because the builder and triton.language hold what belongs to one launch.
 _TURN = threading.RLock()
 
