@@ -16,7 +16,6 @@ from tilelab import views
 from tilelab.runtime import device
 from tilelab.sweeps import running_sweeps, sweep, tune
 from tilelab.sweeps.space import Space
-from tilelab.sweeps.sweep_owner import SweepOwner
 from tilelab.views import listing
 from tilelab.views.panel import rows as panel_rows
 from tilelab.views.panel import sentences, snapshot
@@ -44,7 +43,7 @@ class Panel:
         known = [target for target in device.TARGETS if device.target_limits(target).has_tma]
         self.targets |= {target: device.describe_target(target) for target in known}
         self._lock, self._snapshot_lock = threading.RLock(), threading.Lock()
-        self._owner = SweepOwner(self._lock, self._on_rows, self._on_end)
+        self._owner = running_sweeps.SweepOwner(self._lock, self._on_rows, self._on_end)
         self._snapshot_timer = threading.Timer(0, self._update_snapshot)
         self._session_rows: dict[str, dict] = {}  # by key, for every choice so far
         # `_described` is the choice for the browser
