@@ -206,7 +206,7 @@ def test_an_output_with_few_characters_gets_others_like_them():
         {"PYTHONIOENCODING": "ascii"},
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     ):
-        done = run_main("print('4 × 5 µs ≥ 1 … 漢')", stdout=subprocess.PIPE, env=env)
+        done = run_main(f"print({ascii('4 × 5 µs ≥ 1 … 漢')})", stdout=subprocess.PIPE, env=env)
         assert (done.returncode, done.stdout, done.stderr) == (0, "4 x 5 us >= 1 ... ?\n", "")
 
 
