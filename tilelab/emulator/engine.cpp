@@ -566,8 +566,11 @@ static u32 count_lanes(const Block& block, u32 warp, u32 mask) {
 }
 
 // __syncwarp orders accesses to memory. A shuffle or a vote does not, says the programming guide.
+// wgmma.wait_group.sync.aligned: no lane goes on before all lanes of its warp have come, so one may then arrive for all.
+static const char* const WAIT = "wgmma_wait()";
+
 Votes meet(const char* what, u32 mask, u64 value) {
-    const bool orders = !strcmp(what, "__syncwarp()") || !strcmp(what, "bar.warp.sync");
+    const bool orders = !strcmp(what, "__syncwarp()") || !strcmp(what, "bar.warp.sync") || !strcmp(what, WAIT);
     const u32 warp = my_number() / 32, lane = lane_number();
     if (!(mask >> lane & 1)) fail("lane %u calls %s with mask 0x%x, which does not name it", lane, what, mask);
     Meeting& meeting = my_block().meetings[{warp, mask}];
@@ -1457,6 +1460,7 @@ void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u6
 void commit_products() { ++me().product_groups; }
 
 void wait_for_products(u32 pending) {
+    meet(WAIT, 0xffffffff, 0);
     Thread& thread = me();
     if (thread.product_groups <= pending) return;
     const u32 limit = thread.product_groups - pending, warp = my_number() / 32 % 4;

@@ -2,7 +2,6 @@
 
 import ctypes
 import dataclasses
-import types
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from ch10 import tile_pipeline
 from ch10.tile_pipeline.configs import TileConfig, configs
 from ch10.tile_pipeline.lesson import audit
 from tilelab import emulator
+from tilelab.cells import cuda_magic
 from tilelab.emulator.tensor_map import make_tensor_map
 from tilelab.measure import bench, profiler
 from tilelab.measure.patch import patched_source
@@ -19,7 +19,6 @@ from tilelab.runtime import device
 HOPPER = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 ACROSS, DOWN = (configs("transpose")[name] for name in ("across", "down"))
 SWIZZLED = dataclasses.replace(ACROSS, swizzle="128B")
-PARAMETERS = ("TensorMap", "x"), ("TensorMap", "out"), ("u32", "tiles_x"), ("u32", "tiles_y")
 
 
 def cut(x, order):
@@ -42,12 +41,8 @@ def cut(x, order):
 )
 def test_a_transpose_and_its_halves_emulated(config, changes, meaning):
     with patched_source(tile_pipeline.SOURCE, *changes) as path:
-        kernel = types.SimpleNamespace(
-            source=path.read_text(),
-            name="transpose",
-            parameters=PARAMETERS,
-            options=tuple(f"-D{name}={value}" for name, value in config.constants().items()),
-        )
+        constants = [f"-D{name}={value}" for name, value in config.constants().items()]
+        kernel = cuda_magic.find_kernels(path.read_text(), constants)["transpose"]
     x = torch.randn((192, 192) if changes else (100, 260))
     out = torch.full(meaning(x).shape, 7.0)
     maps = [make_tensor_map(tensor, config.box(), swizzle=config.swizzle) for tensor in (x, out)]
