@@ -107,9 +107,7 @@ def rewrite_figures(readme: str) -> str:
         end = readme.find("\n", start)
         found = re.search(FIGURE.join(map(re.escape, PLACE.split(words))), readme[start:end])
         if start < 0 or found is None:
-            raise ValueError(
-                f"README.md's line about {notebook} must hold {words!r}, with a figure for each #."
-            )
+            raise ValueError(f"README.md's line about {notebook} must hold {words!r}, with a figure per #.")
         evidence = Evidence()
         try:
             with evidence.explain_errors(f"the answer of {notebook}, {words!r},"):
@@ -164,9 +162,7 @@ def rewrite_tables(page: str) -> str:
         before, begin, rest = page.partition(marks[0])
         _, end, after = rest.partition(marks[1])
         if not begin or not end:
-            raise ValueError(
-                f"{OPERATORS.name} must hold the lines {marks[0]} and {marks[1]}, in this order."
-            )
+            raise ValueError(f"{OPERATORS.name} must hold the lines {marks[0]} and {marks[1]} in order.")
         try:
             page = f"{before}{begin}\n{make()}\n\n{end}{after}"
         except FileNotFoundError:

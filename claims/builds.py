@@ -86,9 +86,8 @@ def autotuner_catches() -> tuple[str, ...]:
 @functools.cache
 def variables_read(*variables: str) -> dict[str, list[str]]:
     """Return, for each environment variable, which of triton and torch hold its name in a source file or library."""
-    found = {
-        package: find_words(package, list(variables)) for package in ("triton", "torch")
-    }  # gigabytes on a GPU
+    # A torch for GPUs has gigabytes of libraries to search.
+    found = {package: find_words(package, list(variables)) for package in ("triton", "torch")}
     return {variable: [package for package in found if found[package][variable]] for variable in variables}
 
 

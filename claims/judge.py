@@ -30,13 +30,8 @@ ELSEWHERE = {HOLDS: HOLDS_HERE, ONLY_IF: ONLY_IF_HERE, REFUTED: NOT_HERE}
 NO_RECORD = "not recorded yet"
 VERDICTS = (HOLDS, ONLY_IF, REFUTED, HOLDS_HERE, ONLY_IF_HERE, NOT_HERE, UNTESTED, NO_RECORD)
 CONDITIONAL = (ONLY_IF, ONLY_IF_HERE)
-KINDS = MEASURED, BUILT, ARITHMETIC, DATASHEET, ARGUMENT = (
-    "measured",
-    "built",
-    "arithmetic",
-    "datasheet",
-    "argument",
-)
+KINDS = "measured built arithmetic datasheet argument".split()
+MEASURED, BUILT, ARITHMETIC, DATASHEET, ARGUMENT = KINDS
 
 MARGIN = 0.02  # of two timings that alternate in one run
 QUICK_MARGIN = 0.05  # of the quick timings of a sweep

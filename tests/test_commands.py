@@ -123,7 +123,7 @@ BAD = {  # {module: {arguments: what is said}}; the arguments are bad usage
         "--copy --sweep": "--copy goes with --json only; --sweep was given too.",
         "--tune x --json -": "--tune stands alone; --json was given too.",
         "--sweep --config proposed": "--sweep brings its own configurations: leave out --config.",
-        "--dtype fp8 --layout n": "float8 tensor cores read B with K contiguous",
+        "--dtype fp8 --layout n": "float8 needs B with K contiguous",
         "--dtype fp4": "argument --dtype: invalid choice: 'fp4'",
         "--sweep --target sm_90a --journal .": "--journal takes a file; . is a folder.",
         "--sweep --target sm_90a --journal /dev/zero": "/dev/zero is neither",

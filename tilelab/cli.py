@@ -335,9 +335,7 @@ class Command:
     def build_configs(self, options: Options) -> list[dict]:
         """Compile the chosen configurations for a target, in parallel, and return a row for each."""
         rows = self._list_rejected(options, options.target)
-        jobs = {
-            name: self.job(options, config) for name, config in options.configs.items() if name not in rows
-        }
+        jobs = {name: self.job(options, each) for name, each in options.configs.items() if name not in rows}
         reports = {id(report.job): report for report in build.build(jobs.values())}
         for name, job in jobs.items():
             rows[name] = reports[id(job)].row() | self.describe(reports[id(job)])

@@ -122,9 +122,7 @@ def prepare(
     element, size = ("u8", x.nbytes) if y is None else (ELEMENTS[x.dtype], x.numel())
     chunks = max(1, math.ceil(x.nbytes / config.chunk_bytes))
     if chunks >= 1 << 31:
-        raise ValueError(
-            f"x has {chunks:,} chunks; a grid allows fewer than 2^31: choose a larger chunk_bytes."
-        )
+        raise ValueError(f"x has {chunks:,} chunks; a grid has fewer than 2^31: choose a larger chunk_bytes.")
     grid = (
         math.ceil(chunks / config.chunks_per_cta)
         if config.chunks_per_cta

@@ -162,9 +162,7 @@ def _check_times(source_times) -> None:
     if bool((source_times.abs() <= LARGEST_TIME).all() & ascend):  # one wait; NaN compares false
         return
     if not bool((source_times.abs() <= LARGEST_TIME).all()):
-        raise ValueError(
-            f"source_times must be numbers of at most {LARGEST_TIME:.0e}; some are larger or NaN."
-        )
+        raise ValueError(f"source_times must be numbers up to {LARGEST_TIME:.0e}; some are larger or NaN.")
     unsorted = source_times[:, 1:] < source_times[:, :-1]
     if bool(unsorted.any()):
         batch, index = unsorted.nonzero()[0].tolist()

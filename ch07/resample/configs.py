@@ -20,9 +20,8 @@ LADDER = {
     "bulk_rows": "rows by one bulk copy: the note's phase 3",
 }
 BEST = "vectors"
-MAX_SHARED_TIMES = (
-    2048  # source times that a block copies to shared memory; more are searched in global memory
-)
+# A block copies so many source times to shared memory; more are searched in global memory.
+MAX_SHARED_TIMES = 2048
 EXAMPLE = (512, 1024, 2048, 128)  # B, S, T, D
 ALLOWED = {
     "threads": range(32, 1025, 32),
@@ -86,9 +85,8 @@ class ResampleConfig:
         # Beside the times, each target takes 32 bytes of the 48 KiB of static shared memory.
         if times > (MAX_SHARED_TIMES if self.sample == 0 else 12256 - 8 * self.targets):
             times, sample = 0, 1
-        rows = (
-            math.ceil(1.5 * self.targets * sources / max(targets, 1)) + 4
-        )  # half more than even targets need
+        # Half more than even targets need.
+        rows = math.ceil(1.5 * self.targets * sources / max(targets, 1)) + 4
         return {
             "ELEMENT": ELEMENTS[dtype],
             "DEPTH": depth,

@@ -121,9 +121,8 @@ class TileConfig:
             )
 
     def _check_stencil(self):
-        if (
-            self.columns % 32 or self.columns > 224 or self.rows > 254
-        ):  # a box, with its halo, is at most 256 x 256
+        # a box, with its halo, is at most 256 x 256
+        if self.columns % 32 or self.columns > 224 or self.rows > 254:
             raise ValueError(
                 "the stencil's tiles must have up to 254 rows and 32, 64, ... or 224 columns; they are "
                 f"{self.rows} x {self.columns}."

@@ -324,9 +324,8 @@ def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> float:
     # With multicast, the other CTAs of the cluster load a part of B for this one.
     shared = config.block_n * (1 - 1 / config.cluster) if config.kernel == "specialised" else 0
     operands = config.stage_bytes * (1 - shared / (config.block_m + config.block_n)) / rates.bytes_in
-    operands *= (
-        1 if k % BOX_K == 0 else 1.5
-    )  # rows start within a line of 128 bytes, so a row of a box touches two
+    # Other rows start within a line of 128 bytes, so a row of a box touches two.
+    operands *= 1 if k % BOX_K == 0 else 1.5
     if config.kernel == "one_group" and config.num_stages == 1:
         waiting = (rates.latency_us + products) / resident
     else:

@@ -172,9 +172,7 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     if reason := rejection(config, target):
         raise device.Unsupported(f"configuration {config} cannot run on {target}: {reason}")
     if config.kernel == "hopper" and IS_INTERPRETED:
-        raise device.Unsupported(
-            "the interpreter runs Triton, not Gluon: use a plain configuration without a GPU."
-        )
+        raise device.Unsupported("the interpreter runs no Gluon: use a plain configuration without a GPU.")
     new = operator.make_out(q)
     plan = functools.partial(
         Plan, shape=q.shape, dtype=q.dtype, device=q.device, config=config, strides=new.stride()

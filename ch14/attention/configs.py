@@ -42,9 +42,7 @@ class AttentionConfig:
         if self.num_stages < (2 if self.kernel == "hopper" else 1):
             raise ValueError(f"the {self.kernel} kernel cannot have {self.num_stages} stages.")
         if self.kernel == "plain" and (self.overlap or self.ping_pong or self.persistent):
-            raise ValueError(
-                "overlap, ping_pong and persistent need kernel='hopper'; this configuration is plain."
-            )
+            raise ValueError("overlap, ping_pong and persistent need kernel='hopper'; this one is plain.")
         if self.kernel == "hopper" and (self.block_m, self.block_n, self.num_warps) not in HOPPER_TILES:
             raise ValueError(
                 "block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8 or 256, 64, 16: two "

@@ -251,9 +251,8 @@ def attend(args, GROUP: gl.constexpr):
     NEXT: gl.constexpr = (GROUP + 1) % GROUPS
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    p_layout: gl.constexpr = gl.DotOperandLayout(
-        0, o_layout, 2
-    )  # wgmma takes P from registers in this layout
+    # wgmma takes P from registers in this layout.
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, s_layout)
     state = RingState(gl.to_tensor(0), gl.to_tensor(0), keys.tiles.shape[0])
     q_state = RingState(gl.to_tensor(0), gl.to_tensor(0), args.queries.tiles.shape[0] // GROUPS)
@@ -266,9 +265,8 @@ def attend(args, GROUP: gl.constexpr):
             row = (late + tile * (early - late)) * problem.BLOCK_M
             blocks = problem.count_key_blocks(row, problem.BLOCK_M)
             row += GROUP * ROWS
-            if (
-                problem.CAUSAL and problem.BLOCK_M > BLOCK_N
-            ):  # other groups meet blocks that this one does not
+            # The other groups meet blocks that this one does not.
+            if problem.CAUSAL and problem.BLOCK_M > BLOCK_N:
                 own_blocks = problem.count_key_blocks(row, ROWS)
                 for _ in range(own_blocks, blocks):
                     keys.wait(state.stage, state.phase)

@@ -163,9 +163,7 @@ def _prepare_gemm(a, weight, c, scale_a, scale_b, chosen: GemmConfig | None):
             raise
         except Exception as error:  # too much shared memory for a C of four bytes, or with scales on sm_100a
             reason = f"{config.name}: {device.first_line(error)[:200]}"
-    raise device.Unsupported(
-        f"no configuration of ch14.gemm multiplies {m} x {n} x {k} on {target} ({reason})."
-    )
+    raise device.Unsupported(f"no configuration of ch14.gemm multiplies {m}×{n}×{k} on {target} ({reason}).")
 
 
 def _prepare_multiply(left, right, c, factor_a, factor_b, config):

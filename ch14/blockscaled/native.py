@@ -73,9 +73,7 @@ class NativeConfig:
         ):
             operands.require_one_of(name, getattr(self, name), allowed)
         if self.kernel == "naive" and (self.epilogue_subtile, self.fused) != (1, False):
-            raise ValueError(
-                "epilogue_subtile and fused belong to the native kernel; the naive one has neither."
-            )
+            raise ValueError("epilogue_subtile and fused belong to the native kernel; the naive has neither.")
 
     @property
     def name(self) -> str:
@@ -184,9 +182,7 @@ def _check_operands(a, b, out) -> tuple[Packed, Packed, str]:
             f"M, N and K are {m:,}, {n:,} and {k:,}; K must be a multiple of {unit}, and all below 2^28."
         )
     if kernel == "native" and n % 8:
-        raise ValueError(
-            f"N is {n}; it must be a multiple of 8, so that a row of out takes a multiple of 16 bytes."
-        )
+        raise ValueError(f"N is {n}; it must be a multiple of 8: a row of out takes a multiple of 16 bytes.")
     for name, tensor in operand_memory(a, weight).items():
         operands.require_tensor(name, tensor, "dot_scaled", aligned=1 if "pair" in name else aligned)
     check_out(out, a, weight, "dot_scaled", contiguous=True, aligned=aligned)
@@ -231,9 +227,7 @@ def _choose_runnable(
             )
         return candidates[0]
     if where.type != "cuda":
-        raise device.Unsupported(
-            f"dot_scaled needs its operands on a GPU; they are on {where}: move them there."
-        )
+        raise device.Unsupported(f"dot_scaled needs operands on a GPU; they are on {where}: move them there.")
     if candidates[0].kernel == "native":
         device.require("has_native_block_scale", "the native kernel", f"use the naive one, or {EMULATED}")
     if here.target not in device.TARGETS:

@@ -126,9 +126,8 @@ def naive_kernel(
     tile_m, tile_n = tile_coordinates(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_m = (m % M).to(
-        tl.int64
-    )  # rows past the edge wrap around and are not stored, so the loop needs no mask
+    # Rows past the edge wrap around and are not stored, so the loop needs no mask.
+    in_m = (m % M).to(tl.int64)
     in_n = (n % N).to(tl.int64)
     byte = tl.arange(0, BLOCK_K // PACKED)
     group = tl.arange(0, BLOCK_K // GROUP)

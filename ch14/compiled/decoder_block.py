@@ -55,9 +55,7 @@ LLAMA_3_8B = Sizes()
 
 def make_weights(sizes: Sizes, where: str, dtype: torch.dtype = torch.bfloat16, std: float = 0.02) -> dict:
     """Return {name: (N, K) weight} with normal elements of standard deviation `std`, as at the start of a training."""
-    return {
-        name: (torch.randn(*shape, device=where) * std).to(dtype) for name, shape in sizes.weights.items()
-    }
+    return {name: (torch.randn(*size, device=where) * std).to(dtype) for name, size in sizes.weights.items()}
 
 
 class TorchLinear(nn.Module):
@@ -84,9 +82,8 @@ class TilesLinear(TorchLinear):
 
 def quantise_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (N, K) in float8_e4m3fn and the float32 scales (N / 128, K / 128) of blocks of 128 x 128."""
-    blocks = (
-        weight.float().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
-    )  # (N / 128, 128, K / 128, 128)
+    # (N / 128, 128, K / 128, 128)
+    blocks = weight.float().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
     scales = blocks.abs().amax((1, 3), keepdim=True).clamp_min(1e-12) / E4M3_MAX
     return (blocks / scales).to(torch.float8_e4m3fn).view(weight.shape), scales.squeeze((1, 3))
 
@@ -144,9 +141,8 @@ class DecoderBlock(nn.Module):
         for name in ("attention_norm", "mlp_norm"):
             self.register_buffer(name, weights["qkv"].new_ones(sizes.hidden))
         rates = sizes.theta ** -(torch.arange(0, sizes.head_dim, 2).double() / sizes.head_dim)
-        angles = (torch.arange(sizes.most_tokens)[:, None] * rates).repeat(1, 2)[
-            :, None
-        ]  # (tokens, 1, head_dim)
+        # (tokens, 1, head_dim)
+        angles = (torch.arange(sizes.most_tokens)[:, None] * rates).repeat(1, 2)[:, None]
         for name, table in (("cos", angles.cos()), ("sin", angles.sin())):
             self.register_buffer(name, table.to(weights["qkv"]))
 

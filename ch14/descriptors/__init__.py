@@ -161,9 +161,7 @@ def prepare(
     given = make_sizes(config, x.element_size(), rows, columns, len(x) if x.ndim else 1, strides)
     given |= {"y": None, "index": index, **tensors}
     if given["tiles"] >= 1 << 31:
-        raise ValueError(
-            f"there must be fewer than 2^31 tiles; there are {given['tiles']:,}: take a larger tile."
-        )
+        raise ValueError(f"there are {given['tiles']:,} tiles, and fewer than 2^31 fit: take a larger tile.")
     grid = config.programs(given["tiles"], here.sms or 2)
     if config.way in ("host", "gather4") and grid:
         given |= {

@@ -44,9 +44,7 @@ class TileConfig:
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} must be at least {smallest}; it is {getattr(self, name)}.")
         if self.num_warps > 32:
-            raise ValueError(
-                f"num_warps must be at most 32 (1,024 threads per block); it is {self.num_warps}."
-            )
+            raise ValueError(f"num_warps must be at most 32 (1,024 threads); it is {self.num_warps}.")
         if self.elements > MAX_ELEMENTS:
             raise ValueError(
                 f"a tile must have at most {MAX_ELEMENTS:,} elements in Triton; it has {self.elements:,}."

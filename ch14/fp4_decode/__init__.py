@@ -84,9 +84,7 @@ def _check_hardware(config: DecodeConfig, x: torch.Tensor) -> None:
                 "the interpreter runs Triton, not Gluon: use a plain configuration without a GPU."
             )
     elif not x.is_cuda:
-        raise device.Unsupported(
-            f"decode needs its tensors on a GPU; they are on {x.device}: move them there."
-        )
+        raise device.Unsupported(f"decode needs its tensors on a GPU; they are on {x.device}: move them.")
     elif config.kernel == "registers" and (device.current().capability or (0, 0)) < (9, 0):
         raise device.Unsupported(
             "the registers kernel needs products of bf16x2 (compute capability 9.0 or newer): "

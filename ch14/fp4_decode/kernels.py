@@ -56,9 +56,8 @@ def _decode_ptx(unscale: str) -> str:
 
 
 DECODE = gl.constexpr(_decode_ptx(""))
-DECODE_WIDE = gl.constexpr(
-    _decode_ptx("mul.rn.bf16x2 t, t, $10;")
-)  # Multiply by 2^126 and by the scale separately.
+# Multiply by 2^126 and by the scale separately.
+DECODE_WIDE = gl.constexpr(_decode_ptx("mul.rn.bf16x2 t, t, $10;"))
 FENCE = gl.constexpr("bar.warp.sync 0xffffffff;\n    mov.b32 $0, 0;")  # ptxas moves no load past it.
 SLAB = gl.constexpr(128)  # Columns of W per step, which are 64 bytes of each row.
 
@@ -116,9 +115,8 @@ def load_slab(words, scales, ahead: gl.constexpr, block, blocks_left):
 def decode_slab(codes, scales, WIDE: gl.constexpr):
     # Return four planes of bf16, each [rows, 4 blocks, 8 halfwords]: the four pairs that each word holds.
     kinds: gl.constexpr = (gl.bfloat16,) * 8
-    if (
-        WIDE
-    ):  # scale 0 is 2^-127, a subnormal, and 255 is NaN: as bf16 both have bit 6, which no other scale has
+    # Scale 0 is 2^-127, a subnormal, and 255 is NaN: as bf16 both have bit 6, which no other scale has.
+    if WIDE:
         bits = scales * 0x00800080 + gl.where((scales == 0) | (scales == 255), 0x00400040, 0)
         pairs, _ = gl.broadcast(bits[:, :, None], codes)
         unscale = gl.full(pairs.shape, 0x7E807E80, gl.int32, pairs.type.layout)

@@ -135,9 +135,7 @@ def _check_out(out, out_scales, packed_as, m: int, n: int, read: dict) -> None:
                 f"{form}{', tiled' * tiled}."
             )
         if n % BLOCK:
-            raise ValueError(
-                f"N is {n}; for an MXFP8 output it must be a multiple of {BLOCK}: pad b with zeros."
-            )
+            raise ValueError(f"N is {n}; an MXFP8 output needs a multiple of {BLOCK}: pad b with zeros.")
         written = {"out": out, "the scales of out": out_scales}
         for name, tensor in written.items():
             operands.require_tensor(name, tensor, "fp8", on=where, aligned=16)

@@ -70,9 +70,7 @@ def _check_operands(a, b, scale_a, scale_b, out):
     require_rows("a", a)
     b_k_major = b.stride(0) == 1 and (b.stride(1) >= k or n == 1)
     if dtype == "fp8" and not b_k_major:
-        raise ValueError(
-            "float8 tensor cores read B with K contiguous: store the weight as (N, K) and pass weight.T."
-        )
+        raise ValueError("float8 needs B with K contiguous: store the weight as (N, K) and pass weight.T.")
     stored_b = b.T if b_k_major else b
     require_rows("b", stored_b)
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
@@ -83,9 +81,7 @@ def _check_operands(a, b, scale_a, scale_b, out):
                     f"{name} must be one value, for float8 inputs; it has {scale.numel()}, for {dtype}."
                 )
     if n % 8:  # a descriptor stores whole 16-byte chunks, also past the last column
-        raise ValueError(
-            f"N must be a multiple of 8, so that a row of C takes a multiple of 16 bytes; N is {n}."
-        )
+        raise ValueError(f"N must be a multiple of 8, so a row of C takes a multiple of 16 bytes; N is {n}.")
     out_dtype = torch.bfloat16 if dtype == "fp8" else a.dtype
     out = torch.empty(m, n, dtype=out_dtype, device=a.device) if out is None else out
     require_tensor("out", out, "a prepared gemm", dtype=out_dtype, shape=(m, n), on=a.device)

@@ -115,9 +115,8 @@ def _plan(packed: Packed, config: MxConfig, whole_groups: bool, x_stride: int) -
     (rows, columns), group = packed.shape, packed.format.block[1]
     groups = triton.cdiv(columns, group)
     flat = whole_groups and not packed.tiled and x_stride == columns
-    if (
-        flat
-    ):  # Without gaps the matrix is one long row, and no program is left half empty at the end of a row.
+    # Without gaps the matrix is one long row, and no program is left half empty at the end of a row.
+    if flat:
         rows, columns, groups = 1, rows * columns, rows * groups
         x_stride = columns
     block = config.elements // group
@@ -203,9 +202,7 @@ def _dequantise_call(packed: Packed, out: torch.Tensor, config: MxConfig, conver
 
 def _require_packed(name: str, packed: Packed, op: str, on: torch.device | None = None) -> None:
     if not isinstance(packed, Packed):
-        raise ValueError(
-            f"{name} must be a Packed, as quantise and empty return it; it is a {type(packed).__name__}."
-        )
+        raise ValueError(f"{name} must be a Packed, as quantise returns it; it is a {type(packed).__name__}.")
     for part, tensor in packed.tensors().items():
         require_tensor(f"{name}.{part}", tensor, op, on=on)
 
@@ -280,9 +277,7 @@ def prepare_quantise(
     _check_room(out, x, format, tiled)
     if tensor_scale is not None:
         if format.scale != "e4m3":
-            raise ValueError(
-                f"tensor_scale must be None for {format.name}; only nvfp4 has a scale of the tensor."
-            )
+            raise ValueError(f"tensor_scale must be None for {format.name}; only nvfp4 has a tensor's scale.")
         _set_tensor_scale(out.pair, tensor_scale)
     if not x.numel():
         return _launch(out, config)

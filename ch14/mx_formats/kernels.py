@@ -320,9 +320,8 @@ def encode_fp4_word(e, multiplier, not_finite, LIMIT: tl.constexpr):
         # One funnel shift per element; the three lower bits of each nibble are noise that a mask removes below.
         signs = signs << 4 | e[k].to(tl.uint32, bitcast=True) >> 28
     codes = low | high << 16
-    if (
-        LIMIT is None
-    ):  # An E8M0 scale leaves magnitudes below 8. They round to at most 8, code 8, which becomes 7.
+    # An E8M0 scale leaves magnitudes below 8. They round to at most 8, code 8, which becomes 7.
+    if LIMIT is None:
         codes -= (codes & 0x88888888) >> 3
     return tl.where(not_finite, 0, codes | signs & 0x88888888).to(tl.int32, bitcast=True)
 
@@ -359,9 +358,8 @@ def quantise_fp4_kernel(
     row, first = program_origin(BLOCK, FLAT)
     if row >= rows:
         return
-    CHUNKS: tl.constexpr = (
-        GROUP // 8
-    )  # one lane takes a whole group: chunks of eight elements, one after the other
+    # One lane takes a whole group: chunks of eight elements, one after the other.
+    CHUNKS: tl.constexpr = GROUP // 8
     group = tl.arange(0, BLOCK)
     chunk = group[:, None] * CHUNKS + tl.arange(0, 1)[None, :]
     inside = group < count_inside(groups, first, 1, BLOCK)

@@ -106,9 +106,8 @@ def encode(values: torch.Tensor, element: Element, saturate: bool = True) -> tor
     magnitude = values.abs().float()
     below = torch.searchsorted(midpoints, magnitude)
     above = torch.searchsorted(midpoints, magnitude, right=True)
-    code = torch.where(
-        below % 2 == 0, below, above
-    )  # at a midpoint below and above differ; take the even code
+    # At a midpoint below and above differ; take the even code.
+    code = torch.where(below % 2 == 0, below, above)
     if saturate or not element.specials:
         code = code.clamp(max=element.codes - 1)
     nan = magnitude.isnan()
@@ -256,9 +255,8 @@ def quantise(
         multiplier = 1 / decode_e8m0(scales)  # exact
     elif format.scale == "fp32":
         amax = amax.clamp(min=DEEPGEMM_MIN_AMAX)
-        largest = torch.full_like(
-            amax, element.max
-        )  # torch may multiply by the reciprocal of a Python number
+        # torch may multiply by the reciprocal of a Python number.
+        largest = torch.full_like(amax, element.max)
         scales, multiplier = torch.where(not_finite, float("nan"), amax / largest), largest / amax
     else:
         scale = tensor_scale(x) if scale is None else scale
@@ -266,9 +264,8 @@ def quantise(
         sixth = torch.tensor(1 / 6, dtype=torch.float32, device=x.device)
         scales = encode(torch.where(not_finite, 0, amax * sixth * reciprocal), E4M3)
         multiplier = (reciprocal / decode(scales, E4M3)).clamp(max=torch.finfo(torch.float32).max)
-        multiplier = torch.where(
-            scales == 0, 0, multiplier
-        )  # a block that is too small beside amax of the tensor
+        # A scale is zero where the block is too small beside amax of the tensor.
+        multiplier = torch.where(scales == 0, 0, multiplier)
         scales = torch.where(not_finite, 0x7F, scales).to(torch.uint8)
     scaled = torch.where(not_finite[..., None], 0, blocks * multiplier[..., None])
     return Quantised(format, join_blocks(encode(scaled, element), format.block, x.shape), scales, scale)

@@ -82,9 +82,8 @@ def tile_scales(scales: torch.Tensor) -> torch.Tensor:
     """
     rows, columns = scales.shape
     padded = F.pad(scales, (0, -columns % 4, 0, -rows % 128))
-    tiles = padded.unflatten(0, (-1, 4, 32)).unflatten(
-        3, (-1, 4)
-    )  # tile row, quarter, row, tile column, scale
+    # tile row, quarter, row, tile column, scale
+    tiles = padded.unflatten(0, (-1, 4, 32)).unflatten(3, (-1, 4))
     return tiles.permute(0, 3, 2, 1, 4).flatten().contiguous()
 
 

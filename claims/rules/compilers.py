@@ -79,9 +79,7 @@ def all_build(evidence: Evidence, at_most: dict) -> Ruling:
 @rule
 def all_fail(evidence: Evidence, at_least: dict) -> Ruling:
     """Judge whether every build fails whose axes are at least so large; or every one that carries a tile."""
-    rows = [
-        row for row in evidence(LOOP) if all(row[axis] >= smallest for axis, smallest in at_least.items())
-    ]
+    rows = [row for row in evidence(LOOP) if all(row[axis] >= least for axis, least in at_least.items())]
     carrying = find_carrying(rows)
     failures, failing_carrying = len(find_failures(rows)), len(find_failures(carrying))
     return decide(

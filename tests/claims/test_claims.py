@@ -247,7 +247,7 @@ def test_a_damaged_record_is_one_sentence(change, kind):
 def test_an_answer_without_its_words_is_one_sentence():
     text = trial.README.read_text(encoding="utf-8").replace("× eager", "times eager")
     with pytest.raises(
-        ValueError, match=r"^README.md's line about \w+ must hold '.+#.+', with a figure for each #\.$"
+        ValueError, match=r"^README.md's line about \w+ must hold '.+#.+', with a figure per #\.$"
     ):
         answers.rewrite_figures(text)
 

@@ -21,6 +21,7 @@ import torch
 
 from tilelab import ROOT, emulator
 from tilelab.cells import cuda_magic, triton_cell
+from tilelab.cells.launch_memory import LaunchMemory
 from tilelab.cells.triton_cell import compile_launch, define, describe_report, lines, notebook_texts
 from tilelab.emulator import gluon as gluon_emulator
 from tilelab.measure import bench, check
@@ -29,24 +30,25 @@ from tilelab.runtime import build, device, provenance
 
 __all__ = [
     "Ladder",
+    "LaunchMemory",
     "check_kernel",
     "check_launch",
     "code_hash",
     "compile_launch",
     "define",
     "describe_report",
-    "find_fault",
     "ladder_hash",
     "lines",
-    "make_guarded",
     "notebook_texts",
     "register",
     "require_right",
     "require_written",
     "run_cases",
     "run_everywhere",
+    "run_launch",
 ]
 
+NOT_TIMED = "this version was not timed"
 COLUMNS = {
     "version": "version",
     "ms": "ms",
@@ -86,37 +88,6 @@ def require_written(kernel: Any) -> None:
         raise NotImplementedError
 
 
-GUARD_BYTES, GUARD = 1 << 15, 0x5A  # around an output that is checked; no kernel may change them
-
-
-def make_guarded(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a copy of a 1-D tensor inside a larger buffer of bytes, and the buffer, for `find_fault`."""
-    buffer = torch.full((tensor.nbytes + 2 * GUARD_BYTES,), GUARD, dtype=torch.uint8, device=tensor.device)
-    inside = buffer[GUARD_BYTES:-GUARD_BYTES].view(tensor.dtype)
-    inside.copy_(tensor)
-    return inside, buffer
-
-
-def find_fault(out: torch.Tensor, buffer: torch.Tensor, wrong: torch.Tensor) -> str:
-    """Return "" or what is wrong with a guarded output: elements, as `wrong` marks them, or the memory around it."""
-    if count := int(wrong.sum()):
-        first = int(wrong.nonzero()[0])
-        return f"{count:,} of {out.numel():,} elements are wrong, the first at index {first:,}"
-    around = torch.cat([buffer[:GUARD_BYTES], buffer[-GUARD_BYTES:]])
-    return "memory outside of out was overwritten" if bool((around != GUARD).any()) else ""
-
-
-MARGIN = 1 << 17  # bytes of NaN around a tensor, for a Triton kernel that reads or writes past its ends
-
-
-def _surround(tensor: torch.Tensor, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a tensor of the same layout inside a buffer of NaN, and the buffer; `keep` copies the values."""
-    size = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))
-    buffer = torch.full((2 * MARGIN + size * tensor.itemsize,), 0xFF, dtype=torch.uint8, device=tensor.device)
-    inside = buffer[MARGIN:-MARGIN].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
-    return inside.copy_(tensor) if keep else inside, buffer
-
-
 def check_launch(
     prepare: Callable,
     cases: dict[str, Sequence],
@@ -125,42 +96,45 @@ def check_launch(
     tolerance: float | None = None,
     outputs: int = 1,
     where: str = "",
+    judge_writers: Callable[..., str] | None = None,
 ) -> str:
     """Run a Triton version on each case and return "" or what is wrong with its outputs.
 
     `cases` maps "cuda" and "cpu" to cases; the latter run in the interpreter, where there is no GPU. `make_inputs(case,
     where)` returns the tensors for `prepare`, the last `outputs` of which are written. They lie between margins of NaN,
-    so that a result with an element from outside is wrong. `spec(*inputs)` returns the result in float64, or a tuple.
-    An integer result must be equal; for others `tolerance` replaces `check.TOLERANCE`.
+    so that a result with an element from outside is wrong. `spec(*inputs)` returns the result in float64, or a tuple;
+    it gets copies, which the version cannot change. An integer result must be equal; for others `tolerance` replaces
+    `check.TOLERANCE`. In the interpreter, `judge_writers(*writers)` says what is wrong with which program wrote which
+    element, see `LaunchMemory.watch`.
     """
     where = where or ("cuda" if device.current().has_tma else "cpu")
     for case in cases[where]:
-        given = make_inputs(case, where)
-        inputs, buffers = [], []
-        for place, value in enumerate(given):
-            if isinstance(value, torch.Tensor) and value.numel():
-                value, buffer = _surround(value, keep=place < len(given) - outputs)
-                buffers.append(buffer)
-            inputs.append(value)
-        expected = spec(
-            *(value.clone() if isinstance(value, torch.Tensor) else value for value in inputs[:-outputs])
-        )
-        try:
-            prepare(*inputs)()
-            if where == "cuda":
-                torch.cuda.synchronize()
-        except (torch.AcceleratorError, NotImplementedError):
-            raise
-        except Exception as error:
-            return f"{case}: {device.first_line(error)[:400] or type(error).__name__}"
-        pairs = zip(inputs[-outputs:], expected if isinstance(expected, tuple) else (expected,))
-        fault = next(filter(None, (_find_difference(*pair, tolerance) for pair in pairs)), "")
-        if not fault and any(
-            bool((part != 0xFF).any()) for buffer in buffers for part in (buffer[:MARGIN], buffer[-MARGIN:])
-        ):
-            fault = "memory outside of the tensors was overwritten"
+        memory = LaunchMemory(make_inputs(case, where), outputs, keep=False)
+        expected = spec(*memory.given)
+        fault = run_launch(memory, lambda *tensors: prepare(*tensors)())
+        pairs = zip(memory.tensors[-outputs:], expected if isinstance(expected, tuple) else (expected,))
+        fault = fault or next(filter(None, (_find_difference(*pair, tolerance) for pair in pairs)), "")
+        fault = fault or memory.find_damage()
+        if not fault and judge_writers and where == "cpu":
+            fault = judge_writers(*memory.writers)
         if fault:
             return f"{case}: {fault}"
+    return ""
+
+
+def run_launch(memory: LaunchMemory, launch: Callable) -> str:
+    """Call `launch(*tensors)`, which launches Triton kernels on those of `memory`; return "" or why that failed."""
+    try:
+        with memory.watch():
+            launch(*memory.tensors)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except (torch.AcceleratorError, NotImplementedError):
+        raise
+    except Exception as error:
+        while error.__cause__ is not None:  # the interpreter wraps what went wrong in an error per call
+            error = error.__cause__
+        return device.first_line(error)[:400]
     return ""
 
 
@@ -217,14 +191,13 @@ def run_cases(
     """Run a CUDA version on each of `cases` at "cpu", in the emulator, or at "cuda"; return "" or what is wrong.
 
     `make_inputs(case, where)` returns the tensors for `prepare`. The last one is the output, in which every element is
-    wrong. `find_wrong(*tensors)` marks the elements of the output that are wrong after the launch.
+    wrong. `find_wrong(*tensors)` marks the elements of the output that are wrong after the launch; it gets copies of
+    the inputs, which the version cannot change.
     """
     for name, case in cases.items():
-        *given, wrong = make_inputs(case, where)
-        flat, buffer = make_guarded(wrong.flatten())
-        out = flat.view(wrong.shape)
-        prepare(*given, out)()
-        if fault := find_fault(flat, buffer, find_wrong(*given, out).flatten()):
+        memory = LaunchMemory(make_inputs(case, where))
+        prepare(*memory.tensors)()
+        if fault := memory.find_fault(find_wrong(*memory.given, memory.tensors[-1])):
             return f"{name}: {fault}"
     return ""
 
@@ -370,10 +343,15 @@ class Ladder:
         except FileNotFoundError:
             self.rows.append({"version": name, "check": wrong or fine})
             return f"{self.experiment} is not recorded"
-        row = next((row for row in record.rows if row["version"] == name), None)
-        said = wrong or fine
-        if row and row["code"] != code:
-            said += "; figures of another text of the cell"
+        place, row = next(
+            ((place, row) for place, row in enumerate(record.rows) if row["version"] == name), (0, None)
+        )
+        said, before = wrong or fine, self.rows[-1] if self.rows else {}
+        if row and row["code"] != code:  # figures of another text would be taken for this one's
+            row = {"version": name}
+            said += f"; {NOT_TIMED}"
+        elif row and (not place or before.get("code") != record.rows[place - 1]["code"]):
+            row = {key: value for key, value in row.items() if key != "gain"}
         self.rows.append({**(row or {"version": name}), "check": said})
         return record.label() if row else f"{name} is not recorded"
 
@@ -384,7 +362,7 @@ class Ladder:
 
         `versions` maps a tuple of values, named by `keys`, to a kernel and its `prepare`. The row of a Triton version
         also has its registers, its shared memory and the memory that it allocates (`extra_mib`). Before there is a
-        record, the rows hold only what the compiler says.
+        record, and where it is one of other texts of the cells, the rows hold only what the compiler says.
         """
 
         def measure():
@@ -408,13 +386,18 @@ class Ladder:
 
         texts = sorted({_hash_without_constants(*version) for version in versions.values()})
         try:
-            return results.experiment(experiment, lambda: ladder_hash(texts))(measure)()
+            record = results.experiment(experiment, lambda: ladder_hash(texts))(measure)()
         except FileNotFoundError:
-            built = self._build_all(versions)
-            rows = [dict(zip(keys, key)) | built.get(key, {}) for key in versions]
-            return results.Record(
-                results.make_record(experiment, rows, ""), live=False, stale="but not yet timed"
-            )
+            why = "but not yet timed"
+        else:
+            codes = {key: code_hash(*version) for key, version in versions.items()} if not record.live else {}
+            found = {tuple(row[key] for key in keys): row["code"] for row in record.rows}
+            if not record.stale and all(found.get(key, code) == code for key, code in codes.items()):
+                return record
+            why = f"but {NOT_TIMED}"
+        built = self._build_all(versions)
+        rows = [dict(zip(keys, key)) | built.get(key, {}) for key in versions]
+        return results.Record(results.make_record(experiment, rows, ""), live=False, stale=why)
 
     def _build_all(self, versions: dict[tuple, tuple]) -> dict[tuple, dict]:
         """Return the resources of the Triton versions, compiled in parallel."""

@@ -190,9 +190,8 @@ def _cuda_cubin(target: str) -> bytes:
     from tilelab.runtime.cuda import compile_file
 
     source = pathlib.Path(__file__).with_name("doctor_copy.cu")
-    return compile_file(
-        source, target, [f"-DCHUNK_BYTES={CHUNK_BYTES}"], cache=False
-    )  # a cached cubin proves nothing
+    # a cached cubin proves nothing
+    return compile_file(source, target, [f"-DCHUNK_BYTES={CHUNK_BYTES}"], cache=False)
 
 
 def _run_copy(kind: str, target: str) -> tuple[str, str]:

@@ -80,9 +80,8 @@ def tidy(notebook) -> None:
         for output in cell.outputs:
             if "execution_count" in output:
                 output.execution_count = count
-            output.get("data", {}).pop(
-                WIDGET, None
-            )  # without its state only the text of a widget can be shown
+            # Without its state only the text of a widget can be shown.
+            output.get("data", {}).pop(WIDGET, None)
 
 
 def slowest_cells(notebook) -> str:

@@ -98,9 +98,8 @@ def _check_writable(folders: list[pathlib.Path]) -> None:
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            files.write_atomically(
-                folder / "writable", "x" * 4096
-            )  # a full disk still lets a file be created
+            # A full disk still lets a file be created, so write some bytes.
+            files.write_atomically(folder / "writable", "x" * 4096)
             (folder / "writable").unlink()
         except OSError as error:
             reason = os.strerror(error.errno)

@@ -150,10 +150,8 @@ def _prepare_outputs(outputs: list, heading: str, page_views: _Views) -> list:
 
 
 def _prepare_notebook(source, page_views: _Views) -> None:
-    source.metadata.language_info = {
-        "name": "python",
-        "pygments_lexer": "ipython3",
-    }  # %%cuda needs IPython's lexer
+    # %%cuda needs IPython's lexer
+    source.metadata.language_info = {"name": "python", "pygments_lexer": "ipython3"}
     heading = ""
     for cell in source.cells:
         if cell.cell_type == "markdown":

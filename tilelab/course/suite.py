@@ -24,9 +24,8 @@ from tilelab import ROOT, cli
 TIERS = ("compile", "fault", "browser", "notebook", "gpu", "timing")
 ON_REQUEST = ("trouble", "mutants")
 ALL_TIERS = (*TIERS, *ON_REQUEST)
-GIB_PER_PROCESS = (
-    11  # the largest notebooks use about 16; seven processes on an H100 held at most 64 together
-)
+# The largest notebooks use about 16; seven processes on an H100 held at most 64 together.
+GIB_PER_PROCESS = 11
 
 
 def select_tiers(tiers: list[str]) -> str:
@@ -54,9 +53,7 @@ def find_gpus() -> dict[str, float]:
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
-        found = [
-            (index, uuid, int(free) / 1024) for index, uuid, free in (line.split(", ") for line in lines)
-        ]
+        found = [(index, uuid, int(free) / 1024) for index, uuid, free in (row.split(", ") for row in lines)]
     except (OSError, ValueError, subprocess.CalledProcessError):  # no driver, or memory that the CPU shares
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -80,10 +77,8 @@ def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = Non
     side_by_side = ["--numprocesses", str(count_processes(gpus)), "--dist=worksteal"]
     # Without a GPU the tests that time are skipped, so one run does everything.
     phases = [("not timing", side_by_side), ("timing", [])] if gpus else [("", side_by_side)]
-    env = {
-        **(os.environ if env is None else env),
-        "TILES_TEST_GPUS": ",".join(gpus),
-    }  # the test processes share them
+    # The test processes share these GPUs.
+    env = {**(os.environ if env is None else env), "TILES_TEST_GPUS": ",".join(gpus)}
     cases, begin, failed, failures = [], time.monotonic(), 0, []
     with tempfile.TemporaryDirectory() as folder:
         if env.pop("PYTHONDONTWRITEBYTECODE", ""):

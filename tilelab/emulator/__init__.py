@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tilelab.emulator import inline_ptx
 from tilelab.runtime import cuda, device
 
 FOLDER = pathlib.Path(__file__).parent
@@ -51,6 +52,56 @@ def with_seed(seed: int) -> Iterator[None]:
         _seed = before
 
 
+@contextlib.contextmanager
+def without_init_fence() -> Iterator[None]:
+    """Let the launches in this block signal mbarriers without fence.mbarrier_init.
+
+    PTX asks for this fence, or for fence.proxy.async. GPUs of today do without it behind a barrier of the block.
+    """
+    forgives = ctypes.c_bool.in_dll(_prepare_engine()[1], "forgives_init_fence")
+    forgives.value = True
+    try:
+        yield
+    finally:
+        forgives.value = False
+
+
+class Event(ctypes.Structure):
+    """What a kernel issued: a bulk load, a bulk store, an addition in memory, or a wgmma, and in which block."""
+
+    LOAD, STORE, ADD, PRODUCT = range(4)
+    _fields_ = [(name, ctypes.c_uint32) for name in ("kind", "block", "bytes", "pending")]
+
+
+class Trace:
+    """What the launches under `trace` issued, in order, and how many basic blocks of their code they executed.
+
+    `pending` of a product counts the groups of products of its thread that were committed and not waited for. `steps`
+    stays 0 unless the kernel was compiled with COUNT_STEPS.
+    """
+
+    def __init__(self):
+        self.events: list[Event] = []
+        self.steps = 0
+
+
+COUNT_STEPS = "-fsanitize-coverage=trace-pc"
+
+
+@contextlib.contextmanager
+def trace() -> Iterator[Trace]:
+    """Record what the launches in this block issue; the Trace is complete after the block."""
+    _, engine = _prepare_engine()
+    found, count, steps = Trace(), ctypes.c_uint64(), ctypes.c_uint64()
+    engine.start_trace()
+    try:
+        yield found
+    finally:
+        first = engine.end_trace(ctypes.byref(count), ctypes.byref(steps))
+        found.events = [Event.from_buffer_copy(first[place]) for place in range(count.value)]
+        found.steps = steps.value
+
+
 class EmulationError(RuntimeError):
     """A kernel broke a rule of the copy engine or waits for ever; the message says which block, thread and rule."""
 
@@ -64,37 +115,37 @@ def is_available() -> bool:
     return shutil.which("g++") is not None
 
 
-def _build(source: str, command: Sequence[str], path: pathlib.Path, what: str) -> None:
-    """Compile C++ to the library `path`."""
+def _call_compiler(source: str, flags: Sequence[str], what: str) -> subprocess.CompletedProcess:
+    """Call g++ for a C++ source."""
     if not is_available():
         raise device.Unsupported(
             "running a CUDA kernel without a GPU needs g++: install it, or read the SASS."
         )
+    command = ["g++", "-std=c++17", "-w", "-x", "c++", "-", f"-I{FOLDER}", *flags]
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+    if refused := re.search(r"attribute error: (.*)$", done.stderr, re.MULTILINE):
+        raise NotEmulated(refused[1].replace("\\'", "'") + "; it runs on a GPU only.")
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), "")
+        raise cuda.CompileError(f"{what} does not compile for the emulator: {first}\n{done.stderr[:2000]}")
+    return done
+
+
+def _build(source: str, flags: Sequence[str], path: pathlib.Path, what: str) -> None:
+    """Compile C++ to the library `path`."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = pathlib.Path(folder, "built.so")
         # Ubuntu's g++ defines _FORTIFY_SOURCE, which refuses jumps between the stacks of two threads.
-        command = [
-            "g++",
-            "-std=c++17",
+        own = [
             "-U_FORTIFY_SOURCE",
-            "-w",
             "-Wno-psabi",
             "-shared",
             "-fPIC",
-            "-x",
-            "c++",
-            "-",
+            "-fno-omit-frame-pointer",
             "-o",
             os.fspath(built),
-            f"-I{FOLDER}",
-            *command,
         ]
-        done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
-        if done.returncode:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), "")
-            raise cuda.CompileError(
-                f"{what} does not compile for the emulator: {first}\n{done.stderr[:2000]}"
-            )
+        _call_compiler(source, [*own, *flags], what)
         built.replace(path)
 
 
@@ -115,7 +166,7 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
     own = {
         path.name: path.read_text()
         for path in sorted(FOLDER.iterdir())
-        if path.suffix in (".cuh", ".h", ".cpp")
+        if path.suffix in (".cuh", ".h", ".cpp") or path.name == "inline_ptx.py"
     }
     version = hashlib.sha256(repr((plain, own)).encode()).hexdigest()[:16]
     folder = cuda.cubin_folder() / f"emulator-{version}"
@@ -131,6 +182,7 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
             _build(own["engine.cpp"], ["-O2"], folder / "engine.so", "the engine")
     engine = ctypes.CDLL(os.fspath(folder / "engine.so"))
     engine.run_emulated.restype = ctypes.c_char_p
+    engine.end_trace.restype = ctypes.POINTER(Event)
     return folder, engine
 
 
@@ -151,7 +203,8 @@ def _compile(
     alignments = [match[1] or "16" for match in EXTERN_SHARED.finditer(source)]
     body = EXTERN_SHARED.sub(r"\2* \3 = reinterpret_cast<\2*>(emulator::dynamic_shared);", source)
     # In a namespace without a name, shared variables of templates and inline functions belong to this file alone.
-    text = f"""#include "emulator.h"
+    has_ptx = any(re.search(r"\b(asm|__asm__)\b", text) for text in (source, *headers.values()))
+    text = f"""#include "emulator.h"{chr(10) + '#include "instructions.h"' if has_ptx else ""}
 namespace {{
 #line 2 "cell"
 {body}
@@ -166,33 +219,54 @@ extern const u8* const code_end = etext;
 extern const u32 dynamic_alignment = {
         max(alignments, key=lambda each: int(each) if each.isdecimal() else 0, default=16)
     };
-void kernel(void** values) {{ {name}({arguments}); }}
+#line 1 "launch"
+void emulated_kernel(void** values) {{ {name}({arguments}); }}
 }}
 """
     path = folder / f"{hashlib.sha256(repr((text, headers, options)).encode()).hexdigest()}.so"
-    try:
-        if not path.exists():
-            _build(
-                text,
-                [
-                    "-O1",
-                    *options,
-                    f"-I{folder}",
-                    f"-I{cuda.INCLUDE_FOLDER}",
-                    f"-L{folder}",
-                    "-l:engine.so",
-                    f"-Wl,-rpath,{folder}",
-                ],
-                path,
-                "the cell",
-            )
-    except cuda.CompileError:
-        if any(re.search(r"\basm\b", text) for text in (source, *headers.values())):
-            raise NotEmulated(
-                f"{name} contains inline PTX, which the emulator does not know; it runs on a GPU only."
-            ) from None
-        raise
+    if not path.exists():
+        flags = [
+            "-O1",
+            "-gdwarf-4",  # version 5 names the wrong file for some lines
+            "-g1",
+            *options,
+            f"-I{folder}",
+            f"-I{cuda.INCLUDE_FOLDER}",
+            f"-L{folder}",
+            "-l:engine.so",
+            f"-Wl,-rpath,{folder}",
+        ]
+        if has_ptx:
+            text = inline_ptx.rewrite(_call_compiler(text, ["-E", *flags], "the cell").stdout)
+            flags.append("-fpreprocessed")
+        _build(text, flags, path, "the cell")
     return ctypes.CDLL(os.fspath(path))
+
+
+def _name_lines(said: str, library: str) -> str:
+    """Return an error of the engine with "line 12: " for its marks, which hold return addresses in the library."""
+
+    def find_lines(mark: re.Match) -> str:
+        addresses = [hex(int(address, 16) - 1) for address in mark[1].split(",")]
+        command = ["addr2line", "-i", "-e", library, *addresses]
+        frames = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
+        lines = []
+        for file, _, line in (frame.split(" ")[0].rpartition(":") for frame in frames):
+            folder, _, file = file.rpartition("/")
+            if (
+                line.isdecimal()
+                and file != "launch"
+                and not folder.startswith((os.fspath(FOLDER), os.path.dirname(library), "/usr/"))
+            ):
+                lines.append(line if file == "cell" or file.endswith(".cu") else f"{line} of {file}")
+        called = f", called from line {lines[-1]}" if lines and lines[-1] != lines[0] else ""
+        return f"line {lines[0]}{called}: " if lines else ""
+
+    return (
+        re.sub("\1([^\2]*)\2", find_lines, said)
+        if shutil.which("addr2line")
+        else re.sub("\1[^\2]*\2", "", said)
+    )
 
 
 def prepare(
@@ -246,7 +320,7 @@ def prepare(
 
     def run(seed: int | None = None, keep_alive=(args, values)) -> None:
         failure = engine.run_emulated(
-            ctypes.cast(library.kernel, ctypes.c_void_p),
+            ctypes.cast(library.emulated_kernel, ctypes.c_void_p),
             *code,
             pointers,
             *shape,
@@ -261,7 +335,7 @@ def prepare(
             int(10 * LONGEST_RUN_S),
         )
         if failure:
-            raise EmulationError(failure.decode())
+            raise EmulationError(_name_lines(failure.decode(), library._name))
 
     return run
 

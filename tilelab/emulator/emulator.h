@@ -109,32 +109,54 @@ u32 cluster_address(u32 address, u32 rank);
 u32 address_of(const void* pointer);
 u32 lane_number();
 u32 rank_in_cluster();
+u32 cluster_size();
 
 struct Votes {
     const u64* slots;
     u32 filled;
 };
 Votes meet(const char* what, u32 mask, u64 value);  // waits for the lanes of `mask`, which exchange values
+const u8* exchange(const char* what, const void* value, u32 bytes);  // the values of all 32 lanes
 void block_barrier(u32 name, u32 threads, const char* what);
+void arrive_at_block_barrier(u32 name, u32 threads, const char* what);
 void arrive_at_cluster();
 void wait_for_cluster();
 
 void init_barrier(u32 barrier, u32 arrivals);
 void make_barriers_visible();
-void arrive(u32 barrier, u32 bytes);
+void invalidate_barrier(u32 barrier);
+u64 arrive(u32 barrier, u32 bytes, u32 arrivals = 1, bool drops = false);  // returns the phase before
+void expect_bytes(u32 barrier, long bytes);
 void wait_for_phase(u32 barrier, u32 parity);
+bool try_phase(u32 barrier, u32 parity);  // waits too, and returns false if nothing else can run
 
 enum Kind { LOAD, STORE, ADD };
-void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what);
+void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what, const char* added = "");
+void send_bytes(u32 destination, u32 tile, u32 bytes, u32 barrier, const char* what);  // between blocks of the cluster
+void send_value(u32 destination, const void* value, u32 bytes, u32 barrier, const char* what);
 void move_box(Kind kind, const void* map, u32 dimensions, const int* corner, u32 tile, u32 barrier, int ctas,
               const char* what);
 void commit_stores();
 void wait_for_reads(u32 pending);
+void wait_for_stores(u32 pending);
 void fence_views();
 
-enum Elements { BF16, E4M3 };
+enum Elements { BF16, E4M3, F16, TF32, E5M2, S8, U8 };
+enum Sums { F32_SUMS, F16_SUMS, S32_SUMS };
+struct ProductKind {
+    u32 width;
+    Elements a, b;
+    Sums sums = F32_SUMS;
+    int a_scale = 1, b_scale = 1;  // or -1
+    bool a_transposed = false, b_transposed = false;
+};
 void fence_products();
-void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate);
+void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate);
+inline void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate) {
+    u32* registers[128];
+    for (u32 i = 0; i < width / 2; ++i) registers[i] = reinterpret_cast<u32*>(d + i);
+    multiply({width, elements, elements}, registers, nullptr, a, b, accumulate);
+}
 void commit_products();
 void wait_for_products(u32 pending);
 void store_matrices(u32 address, const u32 (&rows)[4], bool transposed);
@@ -142,6 +164,8 @@ void store_matrices(u32 address, const u32 (&rows)[4], bool transposed);
 u32 bf16_bits(float value);  // rounded to the nearest even
 u32 f16_bits(float value);
 float f16_value(u32 bits);
+float element_value(Elements elements, u32 bits);
+u32 float8_bits(Elements elements, float value);  // E4M3 or E5M2, rounded to the nearest even; the largest for more
 
 // Return what lane `source` gave, or this lane's own value where `source` is none of its group of `width` lanes.
 template <typename T>

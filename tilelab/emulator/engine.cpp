@@ -35,6 +35,9 @@
 #include <vector>
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
+extern "C" {
+bool forgives_init_fence = false;  // if copies may signal a barrier that no fence has made visible
+}
 
 namespace emulator {
 
@@ -56,6 +59,7 @@ struct Meeting {
     const char* what = "";  // the call that the first of them has made
     u64 slots[2][32] = {};  // the lanes' values, for even and odd generations
     u32 filled[2] = {0, 0};  // the lanes that have given one
+    std::vector<u8> exchanged[2];  // of `exchange`
 };
 
 // Fields of a tensor map, as tilelab/emulator/tensor_map.py writes them. Index 0 is the innermost dimension.
@@ -71,28 +75,35 @@ struct Map {
 static_assert(sizeof(Map) <= 128, "");
 constexpr u32 MAP_MARK = 0x70614d54;
 
+// Where in the cell a call was made: return addresses behind the start of its code, the innermost first.
+struct Where {
+    u32 count = 0, offsets[6];
+};
+
 struct Operation {
     Kind kind;
     u32 block;  // whose shared memory it uses
     u32 tile, bytes, barrier;
-    u8* global;  // of a bulk copy
+    u8* global;  // of a bulk copy; null: it sends the tile of its block to address `tile` of another block
     bool is_box;
     Map map;  // of a box
     int corner[5];
     u32 thread, group;  // of a store
     bool committed, read;
-    std::vector<u8> data;
+    std::vector<u8> data;  // of a store that has read it, or of a value that is sent
+    u32 source;  // of what is sent
+    Where where;
 };
 
 // One wgmma, which the 128 threads of a warp group issue. Each warp computes 16 of the 64 rows.
 struct Product {
-    Elements elements;
-    u32 width;
+    ProductKind kind;
     u64 a, b;
-    bool accumulate;
+    bool accumulate, a_in_registers;
+    u32 a_registers[128][4];
     u32 issued[4] = {};  // threads of each warp
     u32 executed = 0;  // one bit per warp
-    float* d[128];
+    u32* d[128];
 };
 
 struct WarpGroup {
@@ -101,16 +112,17 @@ struct WarpGroup {
     u32 removed = 0, next[4] = {};  // the product that each warp executes next
 };
 
-// The accumulators of one thread while products use them. Its own array holds NaN meanwhile.
+// The accumulators of one thread while products use them. Its own registers hold NaN meanwhile.
 struct Accumulators {
-    std::vector<float> values;
+    std::vector<u32> values;
+    std::vector<u32*> registers;  // of the cell
     u32 uses = 0;
 };
 
 struct Issued {
     std::shared_ptr<Product> product;
     u32 group;
-    float* d;
+    u32* d;
 };
 
 struct Thread {
@@ -120,14 +132,17 @@ struct Thread {
     std::function<bool()> ready;  // empty: it can run
     std::function<std::string()> waits_for;
     bool waits_for_barrier = false;
+    u32 failed_polls = 0;  // since the last one that succeeded
+    bool polls = false, gives_up = false;
+    Where where;  // it waits
     u32 groups = 0;  // bulk groups that it has committed
     u32 cluster_generation = 0;
     // wgmma
     u32 product_groups = 0, products = 0;
     bool fenced = false;
     std::vector<Issued> issued;
-    std::map<float*, Accumulators> accumulators;
-    std::map<float*, std::vector<float>> returned;  // what wgmma_wait has returned last
+    std::map<u32*, Accumulators> accumulators;
+    std::map<u32*, std::vector<u32>> returned;  // what wgmma_wait has returned last
 };
 
 struct Block {
@@ -179,6 +194,7 @@ static Block& my_block() { return blocks[me().block]; }
 static u32 my_number() { return current - my_block().first_thread; }  // within the block
 u32 lane_number() { return my_number() % 32; }
 u32 rank_in_cluster() { return me().block; }
+u32 cluster_size() { return u32(blocks.size()); }
 
 // ---- errors
 
@@ -194,16 +210,40 @@ static std::string text(const char* format, ...) {
     va_end(values);
     return said;
 }
-static std::string place(const Thread& thread) {
-    return text("block %u, thread %u", blocks[thread.block].index.x, thread.index.x);
+// Return where the cell has called the engine. `frame` is the innermost stack frame; each begins with the address of the
+// next one and a return address.
+static Where find_caller(const void* frame) {
+    Where where;
+    const u8* stack = coroutines[current].stack;
+    for (auto at = static_cast<const u64*>(frame); where.count < 6; at = reinterpret_cast<const u64*>(at[0])) {
+        const u64 offset = reinterpret_cast<const u8*>(at) - stack;
+        if (offset > STACK_BYTES - 16) break;
+        const u64 code = at[1] - reinterpret_cast<u64>(code_begin);
+        if (code < u64(code_end - code_begin)) where.offsets[where.count++] = u32(code);
+    }
+    return where;
+}
+
+// Return a mark that tilelab.emulator replaces by "line 12: ".
+static std::string mark(const Where& where) {
+    std::string said;
+    for (u32 i = 0; i < where.count; ++i) said += text("%s%x", i ? "," : "\1", where.offsets[i]);
+    return where.count ? said + "\2" : said;
+}
+
+static std::string place(const Thread& thread, const Where& where) {
+    return mark(where) + text("block %u, thread %u", blocks[thread.block].index.x, thread.index.x);
+}
+
+[[noreturn]] static void end_run(const Where& where, const char* format, va_list values) {
+    failure = place(me(), where) + ": " + text_of(format, values);
+    _longjmp(scheduler, 1);
 }
 
 void fail(const char* format, ...) {
     va_list values;
     va_start(values, format);
-    failure = place(me()) + ": " + text_of(format, values);
-    va_end(values);
-    _longjmp(scheduler, 1);
+    end_run(find_caller(__builtin_frame_address(0)), format, values);
 }
 
 // While this lives, an access to memory that does not exist, a division by zero or a loop without end ends the run with
@@ -214,23 +254,34 @@ class CatchSignals {
     struct sigaction before[COUNT];
     stack_t stack_before;
 
-    // Return whether the signal has interrupted code of the cell, which may be left, and not the engine or Python.
-    static bool is_in_cell(void* context) {
+    // Return the address that the signal has interrupted, and the stack frame there.
+    static std::pair<u64, u64> find_interrupted(void* context) {
+        [[maybe_unused]] const auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext;
 #if defined(__x86_64__)
-        const u64 at = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
+        return {registers.gregs[REG_RIP], registers.gregs[REG_RBP]};
 #elif defined(__aarch64__)
-        const u64 at = static_cast<ucontext_t*>(context)->uc_mcontext.pc;
+        return {registers.pc, registers.regs[29]};
 #else
-        const u64 at = 0;
+        return {0, 0};
 #endif
-        return at >= reinterpret_cast<u64>(code_begin) && at < reinterpret_cast<u64>(code_end);
     }
 
     static void say(int signal, siginfo_t* info, void* context) {
-        if (signal == SIGVTALRM) {
-            if (++ticks < most_ticks || !is_in_cell(context)) return;
-            fail("has run for %.1f s without waiting: a loop does not end", most_ticks / 10.0);
+        const auto [code, frame] = find_interrupted(context);
+        const u64 offset = code - reinterpret_cast<u64>(code_begin);
+        const bool is_in_cell = offset < u64(code_end - code_begin);  // which may be left, not the engine or Python
+        if (signal == SIGVTALRM && (++ticks < most_ticks || !is_in_cell)) return;
+        Where where = find_caller(reinterpret_cast<void*>(frame));
+        if (is_in_cell) {
+            std::copy_backward(where.offsets, where.offsets + 5, where.offsets + 6);
+            where.offsets[0] = u32(offset) + 1, where.count = std::min(where.count + 1, 6u);
         }
+        const auto fail = [&where](const char* format, ...) {
+            va_list values;
+            va_start(values, format);
+            end_run(where, format, values);
+        };
+        if (signal == SIGVTALRM) fail("has run for %.1f s without waiting: a loop does not end", most_ticks / 10.0);
         if (signal == SIGFPE) fail("divides an integer by zero");
         const u64 address = reinterpret_cast<u64>(info->si_addr);
         for (auto& coroutine : coroutines)
@@ -348,6 +399,7 @@ static void wait_until(Ready ready, Words waits_for, bool for_barrier = false) {
     me().ready = std::move(ready);
     me().waits_for = std::move(waits_for);
     me().waits_for_barrier = for_barrier;
+    me().where = find_caller(__builtin_frame_address(0));
     switch_to_scheduler();
 }
 
@@ -383,15 +435,34 @@ Votes meet(const char* what, u32 mask, u64 value) {
     return {meeting.slots[half], meeting.filled[half]};
 }
 
-void block_barrier(u32 name, u32 count, const char* what) {
+const u8* exchange(const char* what, const void* value, u32 bytes) {
+    Meeting& meeting = my_block().meetings[{my_number() / 32, 0xffffffff}];
+    std::vector<u8>& values = meeting.exchanged[meeting.generation % 2];
+    values.resize(std::max<size_t>(values.size(), 32 * bytes));
+    memcpy(&values[lane_number() * bytes], value, bytes);
+    if (meet(what, 0xffffffff, 0).filled != 0xffffffff) fail("%s needs all 32 lanes of the warp", what);
+    return values.data();
+}
+
+static Meeting& join_block_barrier(u32 name, u32 count, const char* what) {
     if (name > 15) fail("the named barrier %u does not exist; a block has the barriers 0 to 15", name);
     if (count % 32) fail("a named barrier counts whole warps; %u threads are none", count);
     Meeting& meeting = my_block().named[name];
     if (!meeting.arrived) meeting.threads = count;
     if (meeting.threads != count)
         fail("waits at the named barrier %u for %u threads, and another thread for %u", name, count, meeting.threads);
-    const u32 before = meeting.generation;
     ++meeting.arrived;
+    return meeting;
+}
+
+void arrive_at_block_barrier(u32 name, u32 count, const char* what) {
+    release_meeting(join_block_barrier(name, count, what), count);
+    engine_may_act();
+}
+
+void block_barrier(u32 name, u32 count, const char* what) {
+    Meeting& meeting = join_block_barrier(name, count, what);
+    const u32 before = meeting.generation;
     release_meeting(meeting, count ? count : my_block().live);
     wait_until([&meeting, before] { return meeting.generation != before; },
                [&meeting, name, count, what] {
@@ -461,24 +532,42 @@ static void complete_phase_if_due(Barrier& barrier) {
     }
 }
 
-void arrive(u32 address, u32 bytes) {
+void invalidate_barrier(u32 address) {
+    find_barrier(me().block, address);
+    my_block().barriers.erase(address);
+}
+
+u64 arrive(u32 address, u32 bytes, u32 arrivals, bool drops) {
     const u32 block = find_block(address);
     Barrier& barrier = find_barrier(block, address);
-    if (barrier.pending == 0)
+    const u32 phase = barrier.phase;
+    if (barrier.pending < int(arrivals))
         fail("the mbarrier at shared address %u gets more arrivals in a phase than the %d it was initialised for",
              address, barrier.arrivals);
     barrier.bytes += bytes;
-    --barrier.pending;
+    barrier.pending -= arrivals;
+    if (drops) barrier.arrivals -= arrivals;
+    complete_phase_if_due(barrier);
+    engine_may_act();
+    return phase;
+}
+
+void expect_bytes(u32 address, long bytes) {
+    const u32 block = find_block(address);
+    Barrier& barrier = find_barrier(block, address);
+    barrier.bytes += bytes;
     complete_phase_if_due(barrier);
     engine_may_act();
 }
 
-void wait_for_phase(u32 address, u32 parity) {
+static void wait_for_phase(u32 address, u32 parity, bool polls) {
     const u32 block = find_block(address);
     if (block != me().block) fail("waits for an mbarrier of another block; a thread can only wait for its own block's");
     Barrier& barrier = find_barrier(block, address);
+    Thread& thread = me();
+    thread.polls = polls, thread.gives_up = false;
     wait_until(
-        [&barrier, parity] { return (barrier.phase & 1) != (parity & 1); },
+        [&barrier, &thread, parity] { return (barrier.phase & 1) != (parity & 1) || thread.gives_up; },
         [&barrier, address, parity] {
             return text(
                 "for parity %u of the mbarrier at shared address %u. Its phase %u (parity %u) still "
@@ -489,6 +578,24 @@ void wait_for_phase(u32 address, u32 parity) {
                     .c_str());
         },
         true);
+    thread.polls = false;
+    if (!thread.gives_up) thread.failed_polls = 0;
+}
+
+void wait_for_phase(u32 address, u32 parity) { wait_for_phase(address, parity, false); }
+
+bool try_phase(u32 address, u32 parity) {
+    wait_for_phase(address, parity, true);
+    return !me().gives_up;
+}
+
+// Let polls of barriers fail where nothing else can run. Return whether there was one that has not failed often.
+static bool let_polls_fail() {
+    bool someone_can_run = false;
+    for (auto& thread : threads)
+        if (!thread.finished && thread.polls && !thread.gives_up && thread.failed_polls++ < 8)
+            thread.gives_up = someone_can_run = true;
+    return someone_can_run;
 }
 
 // ---- numbers
@@ -523,6 +630,36 @@ static float e4m3_value(u32 bits) {
     const int exponent = bits >> 3 & 15, fraction = bits & 7;
     if ((bits & 127) == 127) return NAN;
     return (bits >> 7 ? -1 : 1) * (exponent ? ldexpf(8 + fraction, exponent - 10) : ldexpf(fraction, -9));
+}
+
+float element_value(Elements elements, u32 bits) {
+    switch (elements) {
+        case BF16: return bf16_value(bits & 0xffff);
+        case F16: return f16_value(bits & 0xffff);
+        case TF32: return __uint_as_float(bits & 0xffffe000);
+        case E4M3: return e4m3_value(bits & 0xff);
+        case E5M2: return f16_value((bits & 0xff) << 8);
+        case S8: return float(static_cast<signed char>(bits));
+        default: return float(bits & 0xff);
+    }
+}
+
+u32 float8_bits(Elements elements, float value) {
+    const u32 sign = __float_as_uint(value) >> 31 << 7, fraction_bits = elements == E4M3 ? 3 : 2;
+    if (value != value) return elements == E4M3 ? 0x7f : 0x7f | sign;
+    value = fabsf(value);
+    const int bias = elements == E4M3 ? 7 : 15, largest = elements == E4M3 ? 0x7e : 0x7b;
+    int exponent;
+    frexpf(value, &exponent);
+    exponent = std::max(exponent - 1, 1 - bias);
+    if (value == 0) return sign;
+    if (exponent > 128) return sign | largest;  // infinity
+    const int units = int(nearbyintf(ldexpf(value, int(fraction_bits) - exponent)));  // may carry upwards
+    return sign | u32(std::min(((exponent + bias - 1) << fraction_bits) + units, largest));
+}
+
+static u32 element_bytes(Elements elements) {
+    return elements == TF32 ? 4 : elements == BF16 || elements == F16 ? 2 : 1;
 }
 
 // ---- the copy engine
@@ -634,8 +771,11 @@ static void complete_one() {
         if (operation.is_box) {
             load_box(operation);
         } else {
-            memcpy(engine_view(operation.block, operation.tile), operation.global, operation.bytes);
-            memcpy(own_view(operation.block, operation.tile), operation.global, operation.bytes);
+            const u8* from = operation.global         ? operation.global
+                             : operation.data.empty() ? engine_view(threads[operation.thread].block, operation.source)
+                                                      : operation.data.data();
+            memcpy(engine_view(operation.block, operation.tile), from, operation.bytes);
+            memcpy(own_view(operation.block, operation.tile), from, operation.bytes);
         }
         Barrier& barrier = blocks[operation.block].barriers[operation.barrier];
         barrier.bytes -= operation.bytes;
@@ -647,6 +787,9 @@ static void complete_one() {
         return;
     } else if (operation.is_box) {
         write_box(operation);
+    } else if (operation.kind == ADD) {
+        for (u32 i = 0; i < operation.bytes; i += operation.map.itemsize)
+            add_element(operation.global + i, &operation.data[i], operation.map);
     } else {
         memcpy(operation.global, operation.data.data(), operation.bytes);
     }
@@ -667,31 +810,84 @@ static void engine_may_act() {
 }
 
 static void require_signal(u32 block, u32 barrier, const char* what) {
-    if (!find_barrier(block, barrier).visible)
+    if (!find_barrier(block, barrier).visible && !forgives_init_fence)
         fail("%s names an mbarrier that the copy engine cannot see yet: fence_mbarrier_init is missing", what);
 }
 
+// What a launch issued, in order, for checks that ask how a kernel reached its result: see trace() in __init__.py.
+struct Event {
+    u32 kind, block, bytes, pending;  // a Kind and its bytes, or PRODUCT and how many groups may still be running
+};
+constexpr u32 PRODUCT = 3;
+static std::vector<Event> events;
+static bool tracing;
+static u64 steps;
+
+static void note(u32 kind, u32 bytes, u32 pending) {
+    const dim3 at = my_block().index;
+    if (tracing) events.push_back({kind, at.x + gridDim.x * (at.y + gridDim.y * at.z), bytes, pending});
+}
+
 static void start(Operation operation) {
+    note(operation.kind, operation.bytes, 0);
     operation.thread = current;
     operation.group = me().groups;
+    operation.where = find_caller(__builtin_frame_address(0));
     operations.push_back(std::move(operation));
 }
 
-void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what) {
+// `added` is the type of what is added, as PTX calls it: u32, f16, bf16 and so on.
+void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what, const char* added) {
     const u64 address = reinterpret_cast<u64>(global);
     if (address % 16 || tile % 16 || bytes % 16 || !bytes)
         fail(
             "%s of %u bytes between global address ...%llx and shared address %u: a bulk copy moves whole units of 16 "
             "bytes between multiples of 16",
             what, bytes, address & 0xfff, tile);
-    if (kind == LOAD) require_signal(me().block, barrier, what);
+    const u32 block = find_block(tile);
+    if (kind != LOAD && block != me().block) fail("%s reads the shared memory of another block", what);
+    if (kind == LOAD && find_block(barrier) != block)
+        fail("%s signals an mbarrier of another block than its tile's", what);
+    if (kind == LOAD) require_signal(block, barrier, what);
     require_inside(tile, bytes, what);
     if (std::none_of(tensors.begin(), tensors.end(),
                      [&](auto& tensor) { return tensor.first <= address && address + bytes <= tensor.second; }))
         fail("%s of %u bytes leaves the tensors that were passed to the kernel", what, bytes);
-    Operation operation = {kind, me().block, tile, bytes, barrier, static_cast<u8*>(global)};
+    Operation operation = {kind, block, tile, bytes, barrier, static_cast<u8*>(global)};
+    operation.map.type[0] = *added == 's' || *added == 'u' ? 'i' : *added;
+    operation.map.itemsize = u8(atoi(added + strcspn(added, "123468")) / 8);
     start(std::move(operation));
     engine_may_act();
+}
+
+static void send(Operation operation, u32 destination, u32 barrier, const char* what) {
+    operation.kind = LOAD;
+    operation.block = find_block(destination);
+    if (find_block(barrier) != operation.block)
+        fail("%s signals an mbarrier of another block than its destination's", what);
+    operation.tile = destination, operation.barrier = barrier;
+    require_signal(operation.block, barrier, what);
+    require_inside(destination, operation.bytes, what);
+    start(std::move(operation));
+    engine_may_act();
+}
+
+void send_bytes(u32 destination, u32 tile, u32 bytes, u32 barrier, const char* what) {
+    if (destination % 16 || tile % 16 || bytes % 16 || !bytes)
+        fail("%s of %u bytes moves whole units of 16 bytes between multiples of 16", what, bytes);
+    if (find_block(tile) != me().block) fail("%s reads the shared memory of another block", what);
+    require_inside(tile, bytes, what);
+    Operation operation = {};
+    operation.source = tile, operation.bytes = bytes;
+    send(std::move(operation), destination, barrier, what);
+}
+
+void send_value(u32 destination, const void* value, u32 bytes, u32 barrier, const char* what) {
+    const u8* data = static_cast<const u8*>(value);
+    Operation operation = {};
+    operation.bytes = bytes;
+    operation.data.assign(data, data + bytes);
+    send(std::move(operation), destination, barrier, what);
 }
 
 void move_box(Kind kind, const void* map_argument, u32 dimensions, const int* corner, u32 tile, u32 barrier, int ctas,
@@ -701,6 +897,8 @@ void move_box(Kind kind, const void* map_argument, u32 dimensions, const int* co
     memcpy(&map, map_argument, sizeof map);
     if (map.mark != MAP_MARK) fail("%s is given a tensor map that make_tensor_map has not made", what);
     if (map.dimensions != dimensions) fail("%s is given a tensor map of %u dimensions", what, u32(map.dimensions));
+    if (kind != LOAD && tile >> 24 && (tile >> 24) - 1 != me().block)
+        fail("%s reads the shared memory of another block", what);
     if (tile % 128) fail("%s at shared address %u: a tile must lie at a multiple of 128 bytes", what, tile);
     if (long(corner[0]) * map.itemsize % 16)
         fail("%s starts at x = %d, within a unit of 16 bytes: on a GPU this is an illegal instruction", what,
@@ -708,13 +906,17 @@ void move_box(Kind kind, const void* map_argument, u32 dimensions, const int* co
     u32 rows = 1;
     for (u32 d = 1; d < dimensions; ++d) rows *= map.box[d];
     const u32 row_bytes = map.box[0] * map.itemsize;
-    require_inside(tile, u64(rows) * std::max<u32>(row_bytes, map.swizzle), what);
+    require_inside(tile & 0xffffff, u64(rows) * std::max<u32>(row_bytes, map.swizzle), what);
     operation.is_box = true;
     operation.bytes = rows * row_bytes;  // a box counts in full, also where it lies outside of the tensor
     std::copy(corner, corner + dimensions, operation.corner);
     if (kind != LOAD && (map.type[0] == 'i' && map.itemsize < 4 && kind == ADD))
         fail("%s cannot add integers of %u bytes", what, u32(map.itemsize));
-    if (ctas < 0) ctas = 1 << me().block;
+    const u32 home = find_block(tile);
+    if (kind == LOAD && find_block(barrier) != home)
+        fail("%s signals an mbarrier of another block than its tile's, which the emulator does not know", what);
+    operation.tile = tile, operation.barrier = barrier;
+    if (ctas < 0) ctas = 1 << home;
     for (u32 block = 0; ctas >> block; ++block) {
         if (!(ctas >> block & 1)) continue;
         if (block >= blocks.size()) fail("%s names block %u of a cluster of %zu", what, block, blocks.size());
@@ -744,6 +946,18 @@ void wait_for_reads(u32 pending) {
         [] { return "for the copy engine to read the tiles of its stores"; });
 }
 
+void wait_for_stores(u32 pending) {
+    const u32 thread = current, groups = me().groups;
+    wait_until(
+        [=] {
+            return std::none_of(operations.begin(), operations.end(), [=](auto& operation) {
+                return operation.kind != LOAD && operation.thread == thread && operation.committed &&
+                       operation.group + pending < groups;
+            });
+        },
+        [] { return "for the copy engine to end its stores"; });
+}
+
 // ---- wgmma
 
 void fence_products() { me().fenced = true; }
@@ -753,18 +967,44 @@ void fence_products() { me().fenced = true; }
 // A descriptor holds, in units of 16 bytes, the address (bits 0-13), the offset from one core matrix of 8 x 16 bytes to
 // the next along K (bits 16-29, used only without a swizzle), and that to the next eight rows (bits 32-45). Bits 62-63
 // hold the swizzle. Rows of a swizzled tile lie one swizzle apart.
-static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, float (&values)[32]) {
+//
+// The rows of a transposed matrix run along M or N, with k from one to the next. Eight rows of one swizzle (16 bytes
+// without one) are a core matrix. The first offset leads to the next core matrix along M or N and the second one along
+// K, or the other way round without a swizzle.
+static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, bool transposed, float (&values)[32]) {
     constexpr u32 SWIZZLES[] = {0, 128, 64, 32};
     const u32 swizzle = SWIZZLES[descriptor >> 62], base = u32(descriptor & 0x3fff) * 16;
     const u32 along_k = u32(descriptor >> 16 & 0x3fff) * 16, along_rows = u32(descriptor >> 32 & 0x3fff) * 16;
+    if (transposed) {
+        const u32 span = swizzle ? swizzle / 2 : 8, outer = row / span, inner = row % span * 2;
+        for (u32 k = 0; k < 16; ++k) {
+            const u32 address = base + outer * (swizzle ? along_k : along_rows) +
+                                k / 8 * (swizzle ? along_rows : along_k) + k % 8 * span * 2 + inner;
+            const u8* bytes = engine_view(block, place_in_swizzle(address, swizzle) % shared_bytes);
+            values[k] = element_value(elements, bytes[0] | bytes[1] << 8);
+        }
+        return;
+    }
+    const u32 size = element_bytes(elements), count = 16 / size;
     for (u32 unit = 0; unit < 2; ++unit) {
         const u32 address =
             base + row / 8 * along_rows + row % 8 * (swizzle ? swizzle : 16) + unit * (swizzle ? 16 : along_k);
         const u8* bytes = engine_view(block, place_in_swizzle(address, swizzle) % shared_bytes);
-        if (elements == BF16)
-            for (u32 i = 0; i < 8; ++i) values[unit * 8 + i] = bf16_value(bytes[2 * i] | bytes[2 * i + 1] << 8);
-        else
-            for (u32 i = 0; i < 16; ++i) values[unit * 16 + i] = e4m3_value(bytes[i]);
+        for (u32 i = 0; i < count; ++i) {
+            u32 element = 0;
+            memcpy(&element, bytes + size * i, size);
+            values[unit * count + i] = element_value(elements, element);
+        }
+    }
+}
+
+// Read one row of a warp's part of A from registers. Register 0 holds 4 bytes of row lane / 4 from byte 4 (lane % 4) on,
+// register 1 of eight rows below, 2 and 3 of the second 16 bytes.
+static void read_row(const Product& product, u32 warp, u32 row, float (&values)[32]) {
+    const u32 size = element_bytes(product.kind.a), count = 4 / size;
+    for (u32 part = 0; part < 8; ++part) {
+        const u32 word = product.a_registers[32 * warp + row % 8 * 4 + part % 4][row / 8 + part / 4 * 2];
+        for (u32 i = 0; i < count; ++i) values[part * count + i] = element_value(product.kind.a, word >> 8 * size * i);
     }
 }
 
@@ -781,11 +1021,14 @@ static void execute_next_product(WarpGroup& group, u32 warp) {
         group.products.pop_front();
         ++group.removed;
     }
-    const u32 depth = product->elements == BF16 ? 16 : 32, width = product->width;
+    const ProductKind& kind = product->kind;
+    const u32 depth = 32 / element_bytes(kind.a), width = kind.width;
     static float a[16][32], b[32][256], row[32], sums[16][256];
-    for (u32 r = 0; r < 16; ++r) read_row(group.block, product->a, 16 * warp + r, product->elements, a[r]);
+    for (u32 r = 0; r < 16; ++r)
+        if (product->a_in_registers) read_row(*product, warp, r, a[r]);
+        else read_row(group.block, product->a, 16 * warp + r, kind.a, kind.a_transposed, a[r]);
     for (u32 column = 0; column < width; ++column) {
-        read_row(group.block, product->b, column, product->elements, row);
+        read_row(group.block, product->b, column, kind.b, kind.b_transposed, row);
         for (u32 k = 0; k < depth; ++k) b[k][column] = row[k];
     }
     for (u32 r = 0; r < 16; ++r) {
@@ -793,59 +1036,77 @@ static void execute_next_product(WarpGroup& group, u32 warp) {
         for (u32 k = 0; k < depth; ++k)
             for (u32 column = 0; column < width; ++column) sums[r][column] += a[r][k] * b[k][column];
     }
+    const float scale = float(kind.a_scale * kind.b_scale);
     for (u32 lane = 0; lane < 32; ++lane) {
         const u32 t = 32 * warp + lane;
-        float* d = threads[group.first_thread + t].accumulators[product->d[t]].values.data();
+        u32* d = threads[group.first_thread + t].accumulators[product->d[t]].values.data();
         for (u32 i = 0; i < width / 2; ++i) {
-            const float sum = sums[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2];
-            d[i] = product->accumulate ? d[i] + sum : sum;
+            const float sum = scale * sums[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2];
+            if (kind.sums == F32_SUMS) {
+                d[i] = __float_as_uint(product->accumulate ? __uint_as_float(d[i]) + sum : sum);
+            } else if (kind.sums == S32_SUMS) {
+                d[i] = u32(int(sum)) + (product->accumulate ? d[i] : 0);
+            } else {
+                const u32 shift = i % 2 * 16, half = d[i / 2] >> shift;
+                const u32 rounded = f16_bits(product->accumulate ? f16_value(half & 0xffff) + sum : sum);
+                d[i / 2] = (d[i / 2] & ~(0xffffu << shift)) | rounded << shift;
+            }
         }
     }
 }
 
 static WarpGroup& my_warp_group() { return my_block().warp_groups[my_number() / 128]; }
 
-static void require_descriptor(u64 descriptor, u32 rows, const char* name) {
+static void require_descriptor(u64 descriptor, u32 rows, bool transposed, const char* name) {
     const u32 base = u32(descriptor & 0x3fff) * 16, along_rows = u32(descriptor >> 32 & 0x3fff) * 16;
-    if (base + u64(rows / 8 - 1) * along_rows + 128 > shared_bytes)
+    if (!transposed && base + u64(rows / 8 - 1) * along_rows + 128 > shared_bytes)
         fail("the descriptor of %s, of %u rows from shared address %u on, leaves shared memory", name, rows, base);
     if (descriptor >> 49 & 7) fail("the descriptor of %s has a base offset, which the emulator does not know", name);
 }
 
-void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate) {
+// The first register is the name of the accumulators.
+void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate) {
+    const u32 registers = kind.width / (kind.sums == F16_SUMS ? 4 : 2);
     Thread& thread = me();
     if (my_number() / 128 >= my_block().warp_groups.size())
         fail("calls wgmma, which needs a warp group of 128 threads");
     WarpGroup& group = my_warp_group();
-    if (!thread.accumulators.count(d) && !thread.fenced) {
-        const auto before = thread.returned.find(d);
-        if (before == thread.returned.end() || !accumulate ||
-            memcmp(before->second.data(), d, width / 2 * sizeof(float)))
-            fail("wgmma_fence() is missing between other uses of d and wgmma");
+    if (!thread.accumulators.count(*d) && !thread.fenced) {
+        const auto before = thread.returned.find(*d);
+        bool is_kept = accumulate && before != thread.returned.end();
+        for (u32 i = 0; i < registers && is_kept; ++i) is_kept = before->second[i] == *d[i];
+        if (!is_kept) fail("wgmma_fence() is missing between other uses of d and wgmma");
     }
-    require_descriptor(a, 64, "A");
-    require_descriptor(b, width, "B");
+    if (!a_registers) require_descriptor(a, 64, kind.a_transposed, "A");
+    require_descriptor(b, kind.width, kind.b_transposed, "B");
 
     const u32 index = thread.products++ - group.removed;
     if (index == group.products.size()) {
         group.products.push_back(std::make_shared<Product>());
         Product& product = *group.products.back();
-        product.elements = elements, product.width = width, product.a = a, product.b = b;
-        product.accumulate = accumulate;
+        product.kind = kind, product.a = a, product.b = b;
+        product.accumulate = accumulate, product.a_in_registers = a_registers;
     }
     const std::shared_ptr<Product> product = group.products[index];
-    if (product->a != a || product->b != b || product->width != width || product->accumulate != accumulate)
+    if (product->a != a || product->b != b || product->kind.width != kind.width || product->accumulate != accumulate)
         fail("the threads of one warp group give wgmma different operands");
-    product->d[my_number() % 128] = d;
+    product->d[my_number() % 128] = *d;
+    if (a_registers) std::copy(a_registers, a_registers + 4, product->a_registers[my_number() % 128]);
     ++product->issued[my_number() / 32 % 4];
 
-    Accumulators& own = thread.accumulators[d];
+    if (my_number() % 128 == 0)
+        note(PRODUCT, 0, thread.issued.empty() ? 0 : thread.product_groups - thread.issued.front().group);
+
+    Accumulators& own = thread.accumulators[*d];
     if (!own.uses++) {
-        own.values.assign(d, d + width / 2);
-        std::fill_n(d, width / 2, NAN);
+        own.registers.assign(d, d + registers);
+        for (u32 i = 0; i < registers; ++i) {
+            own.values.push_back(*d[i]);
+            *d[i] = __float_as_uint(NAN);
+        }
     }
-    if (own.values.size() != width / 2) fail("uses one d for products of different widths without a wait in between");
-    thread.issued.push_back({product, thread.product_groups, d});
+    if (own.values.size() != registers) fail("uses one d for products of different widths without a wait in between");
+    thread.issued.push_back({product, thread.product_groups, *d});
     engine_may_act();
 }
 
@@ -867,7 +1128,7 @@ void wait_for_products(u32 pending) {
         while (!(each.product->executed >> warp & 1)) execute_next_product(my_warp_group(), warp);
         Accumulators& own = thread.accumulators[each.d];
         if (--own.uses) continue;
-        std::copy(own.values.begin(), own.values.end(), each.d);
+        for (size_t i = 0; i < own.values.size(); ++i) *own.registers[i] = own.values[i];
         thread.returned[each.d] = std::move(own.values);
         thread.accumulators.erase(each.d);
         thread.fenced = false;
@@ -942,12 +1203,13 @@ static void run_current() {
 static std::string find_unfinished(u32 number) {
     const std::string where = text("block %u ended while the copy engine ", blocks[number].index.x);
     for (auto& operation : operations) {
-        if (operation.block == number && operation.kind == LOAD) return where + "was still writing its shared memory";
+        if (operation.block == number && operation.kind == LOAD)
+            return mark(operation.where) + where + "was still writing its shared memory";
         if (operation.block == number && !operation.read)
-            return where + "had not yet read its shared memory" +
+            return mark(operation.where) + where + "had not yet read its shared memory" +
                    (operation.committed ? "" : ": a store was not committed with bulk_commit");
         if (operation.kind == LOAD && threads[operation.thread].block == number)
-            return where + "was still sending its multicast to another block";
+            return mark(operation.where) + where + "was still sending its multicast to another block";
     }
     for (auto& group : blocks[number].warp_groups)
         if (!group.products.empty())
@@ -973,9 +1235,10 @@ static std::string describe_deadlock() {
             if (thread.finished || thread.waits_for_barrier != for_barrier) continue;
             const std::string reason = thread.waits_for();
             if (reason == first_reason) continue;
-            if (!said.empty()) return for_barrier ? said + "; " + place(thread) + " waits for ever " + reason : said;
+            if (!said.empty())
+                return for_barrier ? said + "; " + place(thread, thread.where) + " waits for ever " + reason : said;
             first_reason = reason;
-            said = place(thread) + " waits for ever " + reason;
+            said = place(thread, thread.where) + " waits for ever " + reason;
         }
     return said;
 }
@@ -1071,6 +1334,7 @@ static void run_cluster(u32 size) {
             if (!failure.empty()) return;
             continue;
         }
+        if (operations.empty() && let_polls_fail()) continue;
         if (operations.empty()) {
             failure = describe_deadlock();
             return;
@@ -1081,6 +1345,23 @@ static void run_cluster(u32 size) {
 }
 
 }  // namespace emulator
+
+// The compiler's option -fsanitize-coverage=trace-pc makes a kernel call this at the start of each basic block.
+extern "C" void __sanitizer_cov_trace_pc() { ++emulator::steps; }
+
+extern "C" void start_trace() {
+    emulator::tracing = true;
+    emulator::steps = 0;
+    emulator::events.clear();
+}
+
+// Return the events since start_trace, `count` of them, and the basic blocks that a kernel has executed.
+extern "C" const emulator::Event* end_trace(u64* count, u64* steps) {
+    emulator::tracing = false;
+    *count = emulator::events.size();
+    *steps = emulator::steps;
+    return emulator::events.data();
+}
 
 // Run a kernel, whose code lies between two addresses. `ranges` holds the first and the last address of each tensor,
 // `count` of them. No thread runs for more than `most_ticks` tenths of a second without waiting. Return "" or what the

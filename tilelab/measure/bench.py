@@ -93,9 +93,7 @@ def compare(
     if peer not in candidates:
         raise ValueError(f"unknown peer {peer!r}; choose one of {', '.join(candidates)}.")
     if device.current().capability is None:
-        raise device.Unsupported(
-            f"timing needs a GPU; here is {device.current().describe()}: read results/ instead."
-        )
+        raise device.Unsupported(f"timing needs a GPU; here is {device.current().describe()}: read results/.")
     if os.environ.get("TILES_QUICK"):
         rounds, warm_s, burst_ms = map(min, (rounds, warm_s, burst_ms), QUICK.values())
     inputs = make_input_sets(make_inputs)

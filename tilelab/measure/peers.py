@@ -121,11 +121,8 @@ class Quack(Peer):
         """
 
         def copy_operands():
-            return (
-                a.clone(),
-                b.T.clone().T,
-                torch.empty_like(out),
-            )  # clone keeps columns contiguous only of b.T
+            # clone keeps columns contiguous only of b.T
+            return (a.clone(), b.T.clone().T, torch.empty_like(out))
 
         known = importlib.import_module("quack.gemm_config")
         default = known.default_config(a.device)
@@ -166,9 +163,8 @@ class FlashAttention4(Peer):
 
             def run():
                 found = self.library.flash_attn_func(q, k, v, causal=causal)
-                return (found[0] if isinstance(found, tuple) else found).transpose(
-                    1, 2
-                )  # it may return its sums too
+                # The peer may return its sums too.
+                return (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
 
             return run
 
@@ -250,9 +246,7 @@ def compare(
         return [
             checked | {"name": "course", "peer": peer.name, "peer_version": peer.version} for peer in rivals
         ]
-    reasons = {
-        peer: peer.reason or _find_reason(find_fault, peer, prepare) for peer, prepare in rivals.items()
-    }
+    reasons = {peer: peer.reason or _find_reason(find_fault, peer, make) for peer, make in rivals.items()}
     able = {peer.name: prepare for peer, prepare in rivals.items() if not reasons[peer]}
     found = bench.compare({"course": course, **able}, make_inputs, "course", **timing) if able else {}
     return [

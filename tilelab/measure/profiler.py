@@ -30,9 +30,7 @@ def run_ncu(options: Sequence[str], command: Sequence[str], report: str | None =
     """
     ncu = shutil.which("ncu")
     if ncu is None:
-        raise ProfilerUnavailable(
-            "ncu is not on the PATH: install Nsight Compute, or read the counters in results/."
-        )
+        raise ProfilerUnavailable("ncu is not on the PATH: install Nsight Compute, or read results/.")
     run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=ROOT, check=False)
     table = ["--csv", "--page", "raw", "--print-units", "base"]
     profile = [ncu, "--clock-control", "none", *options]

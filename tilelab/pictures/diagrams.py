@@ -101,9 +101,8 @@ def draw_gemm(config: Any, m: int, n: int, k: int) -> plots.Picture:
         write(axes, x, y, text, ha, size, **rest)
 
     def grid(start, end, pitch):
-        return (
-            numpy.arange(start, end, pitch)[1:] if abs(pitch) > 0.03 else []
-        )  # a finer grid would be a blot
+        # a finer grid would be a blot
+        return numpy.arange(start, end, pitch)[1:] if abs(pitch) > 0.03 else []
 
     inch = min(2.4 / (k + n), 2.25 / (k + m))
     high, wide, deep = (min(max(size * inch, 0.95), 1.4) for size in (m, n, k))

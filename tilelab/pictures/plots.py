@@ -46,15 +46,7 @@ TONES = {
     "#117733": ("overlap",),
 }
 # The modes of torch.compile in ch14_compiled.
-MODES = (
-    "default",
-    "max-autotune",
-    "max-autotune-no-cudagraphs",
-    "persistent-tma",
-    "tma-only",
-    "unfused",
-    "math",
-)
+MODES = tuple("default max-autotune max-autotune-no-cudagraphs persistent-tma tma-only unfused math".split())
 MODES += ("unfused-default", "flex", "flex-tma", "flex-max-autotune")
 COLOURS = {name: tone for tone, names in TONES.items() for name in names} | dict.fromkeys(MODES, "#777777")
 OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#6A51A3", "#8C510A")  # for names that are not above
@@ -213,9 +205,8 @@ def ratios(
     room = 0.17 * (max(seen) - min(seen) or 1)
     low, high = min(seen) - 2 * room, max(seen) + room  # room for a number on the left of its point
     axes.set_xlim(low, high)
-    ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(
-        low, high
-    )  # few, because long names leave little room
+    # Few ticks, because long names leave little room.
+    ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
     axes.set_xticks([tick for tick in ticks if max(low, 0) <= tick <= high])
     label_lines(axes, rows, label)
     axes.set_xlabel(escape_math(f"speed, × {peer}"), fontsize=8)

@@ -199,9 +199,8 @@ def find_changed_verdicts(old: Records, new: Records) -> list[Problem]:
 
 def _judge_claims(folder: pathlib.Path, records: Records) -> dict[str, str]:
     """Add records to a results folder, and return {name of a claim: its verdict by all records there}."""
-    trial = importlib.import_module(
-        "claims.trial"
-    )  # by name, because tilelab imports no other package of the course
+    # Import it by name, because tilelab imports no other package of the course.
+    trial = importlib.import_module("claims.trial")
     for (gpu, experiment), record in records.items():
         (folder / gpu).mkdir(exist_ok=True)
         (folder / gpu / results.file_name(experiment)).write_text(json.dumps(record), encoding="utf-8")

@@ -217,9 +217,8 @@ def picture(
         axes.axvline(1, color="black", linewidth=1, zorder=1)
         axes.plot([0.9, 1.1], [0, 0], alpha=0)  # widens the axis, so that one per cent does not look large
     low, high = axes.get_xlim()
-    share = min(
-        0.7, 0.0125 * max(map(len, absent))
-    )  # of the axis: these texts stand on the left of every point
+    # The share of the axis for the texts, which stand on the left of every point.
+    share = min(0.7, 0.0125 * max(map(len, absent)))
     axes.set_xlim(high - (high - low) / (1 - share))
     plots.label_lines(axes, [{"label": ", ".join(filter(None, row))} for row in words], "label")
     peers = {row.get("peer") for record in records for row in record.rows} - {None}

@@ -184,9 +184,7 @@ def summarise_tests(folder: pathlib.Path) -> str:
                 raise TypeError("a name or the date is no text")
             runs.append((run["recorded"], row, [test.partition("::")[2] for test in run.get("failures", ())]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} is no summary of the tests ({type(error).__name__}: {error})."
-            ) from error
+            raise ValueError(f"{path} is no summary of tests ({type(error).__name__}: {error}).") from error
     if not runs:
         return "No summary is recorded."
     runs.sort(reverse=True)

@@ -23,9 +23,7 @@ class Script:
 def make_table(head: Sequence[str], rows: Iterable[Sequence]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in lines)
 
 
 def fence(text: str, language: str = "") -> str:

@@ -40,9 +40,7 @@ def results_folder() -> pathlib.Path:
 def _check_name(experiment: Any) -> None:
     """Raise ValueError for a name that could lead out of results/ or match several files."""
     if not (isinstance(experiment, str) and NAME.fullmatch(experiment)):
-        raise ValueError(
-            f"the name of an experiment consists of a to z, 0 to 9 and _; it is {experiment!r:.60}."
-        )
+        raise ValueError(f"the name of an experiment holds a to z, 0 to 9 and _; it is {experiment!r:.60}.")
 
 
 def make_record(experiment: str, rows: Sequence[dict], source: str, on: device.Device | None = None) -> dict:

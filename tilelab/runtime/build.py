@@ -131,9 +131,8 @@ class Report:
         if self.smem is None or not self.registers:
             return None
         limit, warps = target_limits(self.job.target), self.threads // 32
-        registers_per_warp = (
-            -(-self.registers * 32 // 256) * 256
-        )  # the SM hands out registers 256 per warp at a time
+        # the SM hands out registers 256 per warp at a time
+        registers_per_warp = -(-self.registers * 32 // 256) * 256
         smem = _requested_smem(self.smem, self.smem_static, self.job.target) + SYSTEM_SMEM
         return min(
             limit.smem_per_sm // smem,

@@ -208,8 +208,7 @@ def _import_other_triton(version: str, folder: str) -> str:
 
 if __name__ == "__main__":
     problem = ""
-    if other_triton := os.environ.get(
-        "TILES_TRITON"
-    ):  # now, because each request brings its caller's import path
+    # Insert it now, because each request brings its caller's import path.
+    if other_triton := os.environ.get("TILES_TRITON"):
         problem = _import_other_triton(os.environ["TILES_TRITON_VERSION"], other_triton)
     worker_pool.serve((lambda request: {"unsupported": problem}) if problem else _answer)

@@ -291,9 +291,7 @@ def as_parameter(value: Any) -> Any:
             raise ValueError("a kernel argument is a CPU tensor: move it to the GPU first.")
         return Address(value.data_ptr())
     if type(value) in (bool, int, float):  # a numpy scalar is an instance of float too, but has a width
-        raise TypeError(
-            f"kernel argument {value!r} has no C width: pass ctypes.c_int, ctypes.c_uint64 or the like."
-        )
+        raise TypeError(f"kernel argument {value!r} has no C width: pass ctypes.c_int, c_uint64 or the like.")
     if hasattr(value, "tobytes"):  # a numpy scalar
         return ctypes.create_string_buffer(value.tobytes(), value.nbytes)
     return value
@@ -417,9 +415,8 @@ def prepare_launch(
         names = follows or {}
         follows, args = [names.get(name) for name in args] if names else None, list(args.values())
     core_device, here = current_device(), device.current()
-    needed = smem_bytes + getattr(
-        getattr(kernel, "attributes", None), "shared_size_bytes", 0
-    )  # plus static memory
+    # A kernel's static memory counts too.
+    needed = smem_bytes + getattr(getattr(kernel, "attributes", None), "shared_size_bytes", 0)
     if needed > here.smem_per_block:
         raise device.Unsupported(
             f"the launch needs {needed:,} B of shared memory per block; {here.name} has "

@@ -219,9 +219,8 @@ def _reason_for_no_gpu() -> str:
         return "torch is a ROCm build"
     if torch.version.cuda is None:
         return "torch is a CPU build"
-    with warnings.catch_warnings(
-        record=True
-    ) as caught:  # a driver that does not answer is only a warning there
+    # a driver that does not answer is only a warning there
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             return ""
@@ -311,18 +310,15 @@ def user_lock_path(name: str) -> pathlib.Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
-        raise PermissionError(
-            f"{folder} must be a folder of this user and of mode 0700: remove it, or set TMPDIR."
-        )
+        raise PermissionError(f"{folder} must be this user's and of mode 0700: remove it, or set TMPDIR.")
     return folder / f"{name}.lock"
 
 
 def memory_in_use_gib() -> dict[str, tuple[float, float]]:
     """Return {UUID: (GiB in use, GiB in total)} of each GPU for which nvidia-smi reports them."""
     text = _query_smi("uuid,memory.used,memory.total", ",nounits")
-    rows = re.findall(
-        r"^(GPU-\S+), (\d+), (\d+)$", text, re.MULTILINE
-    )  # "[N/A]" where the CPU shares the memory
+    # Where the CPU shares the memory, "[N/A]" stands there, and no row matches.
+    rows = re.findall(r"^(GPU-\S+), (\d+), (\d+)$", text, re.MULTILINE)
     return {uuid: (int(used) / 1024, int(total) / 1024) for uuid, used, total in rows}
 
 

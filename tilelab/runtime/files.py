@@ -31,9 +31,8 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    temporary = path.with_name(
-        f".{path.name}.{uuid.uuid4().hex[:8]}"
-    )  # no process id: containers share those
+    # The name holds no process id: containers share those.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "w", encoding="utf-8") as file:

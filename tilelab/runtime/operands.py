@@ -179,12 +179,8 @@ def require_disjoint(out: Mapping[str, torch.Tensor | None], read: Mapping[str, 
 
     A kernel stores some tiles while it still loads others. None stands for an argument that was left out.
     """
-    written = {
-        name: address_range(tensor) for name, tensor in out.items() if tensor is not None and tensor.numel()
-    }
-    others = {
-        name: address_range(tensor) for name, tensor in read.items() if tensor is not None and tensor.numel()
-    }
+    written = {name: address_range(each) for name, each in out.items() if each is not None and each.numel()}
+    others = {name: address_range(each) for name, each in read.items() if each is not None and each.numel()}
     while written:
         name, (begin, end) = written.popitem()
         for other, (start, stop) in {**others, **written}.items():
@@ -205,9 +201,7 @@ def require_gpu(
         return
     device.require(capability, op, instead)
     if not tensor.is_cuda:
-        raise device.Unsupported(
-            f"{op} needs its tensors on a GPU; they are on {tensor.device}: move them there."
-        )
+        raise device.Unsupported(f"{op} needs its tensors on a GPU; they are on {tensor.device}: move them.")
     if tensor.device.index != torch.cuda.current_device():
         raise ValueError(
             f"the tensors are on {tensor.device}, and the current GPU is "

@@ -22,9 +22,8 @@ from tilelab.runtime import cuda, device
 PARSING = threading.Lock()  # Python 3.11 counts the depth of its parser for all threads together
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _COURSE = re.compile(r"(ch\d\d|tilelab|claims)\b")
-_FOLDERS = re.compile(
-    r"\b(?:ch\d\d|tilelab|claims)\.(?:\w+\.)*(?=\w)"
-)  # the packages in front of a module's own name
+# The packages in front of a module's own name.
+_FOLDERS = re.compile(r"\b(?:ch\d\d|tilelab|claims)\.(?:\w+\.)*(?=\w)")
 _ERROR_TEXT = "text of an error"
 
 
@@ -60,9 +59,8 @@ class _Normalise(ast.NodeTransformer):
         return node
 
     def visit_arg(self, node):
-        if node.annotation and "constexpr" not in ast.unparse(
-            node.annotation
-        ):  # that one changes what Triton compiles
+        # A constexpr changes what Triton compiles, so its annotation stays.
+        if node.annotation and "constexpr" not in ast.unparse(node.annotation):
             node.annotation = None
         return node
 
@@ -160,9 +158,8 @@ def _find_part(thing: Any, whole: str) -> str:
 def dump_normalised(code: str, whole: str) -> list[str]:
     """Return the normalised statements of `code`, which is a part of the file with the text `whole`."""
     body = _Normalise(_imported_course_modules(whole)).visit(ast.parse(code)).body
-    return [
-        ast.dump(statement) for statement in body
-    ]  # not ast.unparse: its quotes differ between 3.11 and 3.12
+    # not ast.unparse: its quotes differ between 3.11 and 3.12
+    return [ast.dump(statement) for statement in body]
 
 
 def source_hash(*things: Any) -> str:

@@ -11,12 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-SWIZZLES = {
-    "none": 0,
-    "32B": 32,
-    "64B": 64,
-    "128B": 128,
-}  # bytes within which units of 16 bytes change places
+# A swizzle's name, and the bytes within which units of 16 bytes change places.
+SWIZZLES = {"none": 0, "32B": 32, "64B": 64, "128B": 128}
 PROMOTIONS = ("none", "64B", "128B", "256B")
 FILLS = ("zero", "nan")
 # {torch's dtype: the driver's name for the dtype}
@@ -132,9 +128,8 @@ class TensorMap:
         from cuda.bindings import driver
 
         self._memory = ctypes.create_string_buffer(2 * self.NBYTES)
-        self.pointer = (
-            -(-ctypes.addressof(self._memory) // self.NBYTES) * self.NBYTES
-        )  # CUDA 13 aligns maps to 128
+        # CUDA 13 aligns maps to 128
+        self.pointer = -(-ctypes.addressof(self._memory) // self.NBYTES) * self.NBYTES
         ctypes.memmove(self.pointer, encoded.getPtr(), self.NBYTES)
         self._map, self._replace_address = driver.CUtensorMap(self.pointer), driver.cuTensorMapReplaceAddress
 
@@ -142,9 +137,7 @@ class TensorMap:
         """Let the map describe a tensor of the same shape and strides at another address, a multiple of 16 bytes."""
         (status,) = self._replace_address(self._map, address)
         if status:
-            raise RuntimeError(
-                f"the driver refused to move a tensor map to address {address:#x}: {status.name}."
-            )
+            raise RuntimeError(f"the driver refused to move a tensor map to {address:#x}: {status.name}.")
 
 
 def make_tensor_map(
@@ -184,14 +177,10 @@ def make_tensor_map(
     cuda.current_device()
     device.require("has_tma", "a tensor map", "compile the kernel and read its SASS")
     if not tensor.is_cuda:
-        raise ValueError(
-            f"a tensor map describes memory of a GPU; the tensor is on {tensor.device}: move it there."
-        )
+        raise ValueError(f"a tensor map describes GPU memory; the tensor is on {tensor.device}: move it.")
     # Torch allows any stride for an extent of 1; the driver demands a multiple of 16 bytes for it too.
-    strides, whole = (
-        [],
-        -(-tensor.shape[-1] * tensor.element_size() // 16) * 16,
-    )  # in bytes, the innermost first
+    # Strides are in bytes, the innermost first.
+    strides, whole = ([], -(-tensor.shape[-1] * tensor.element_size() // 16) * 16)
     for extent, stride in list(zip(tensor.shape, tensor.stride()))[-2::-1]:
         strides.append(stride * tensor.element_size() if extent > 1 else whole)
         whole = max(whole, strides[-1] * extent)
@@ -217,7 +206,5 @@ def make_tensor_map(
         choose("FloatOOBfill", "FLOAT_OOB_FILL_" + ("NONE" if fill == "zero" else "NAN_REQUEST_ZERO_FMA")),
     )
     if status:
-        raise RuntimeError(
-            f"the driver refused to encode a tensor map of {tuple(tensor.shape)}: {status.name}."
-        )
+        raise RuntimeError(f"the driver refused a tensor map of {tuple(tensor.shape)}: {status.name}.")
     return TensorMap(encoded)

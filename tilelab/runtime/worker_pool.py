@@ -148,9 +148,8 @@ class Worker:
             process, self.process = self.process, None
             _kill_group(process)
         if process is not None:
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # a GPU driver may hold a dead process for a while
+            # A GPU driver may hold a dead process for a while.
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout_s)
             for file in (self._connection, self._lifeline, self.log_file):
                 file.close()

@@ -139,10 +139,8 @@ class View(anywidget.AnyWidget):
 
     def _ipython_display_(self) -> None:
         bundle, metadata = self._repr_mimebundle_()
-        bundle = {
-            **bundle,
-            "text/plain": f"View({self.name})",
-        }  # the widget's own text would name every trait
+        # the widget's own text would name every trait
+        bundle = {**bundle, "text/plain": f"View({self.name})"}
         if self.store:
             bundle |= make_stored(self.name, self.stored_data())
         display(bundle, metadata=metadata, raw=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import re
 from collections.abc import Callable
 
 import torch
 
-from tilelab.cells import lesson
+from tilelab import emulator
+from tilelab.cells import cuda_magic, lesson
 from tilelab.measure.check import check_exercise
 
 TILE_BYTES = 8192  # every version of the copy takes whole tiles of at most this size
@@ -91,25 +94,85 @@ def check_ring(kernel, tile_bytes: int = 1024, stages: int = 0) -> None:
     for blocks in (1, 3, 7):
         fault = check_copy(launch(kernel, blocks, tile=tile_bytes, stages=stages), tile_bytes)
         assert not fault, f"with {blocks} block{'s' * (blocks > 1)}, {fault}"
+    copy, inputs = launch(kernel, 2, tile=tile_bytes, stages=stages), make_copy_inputs(17 * tile_bytes, "cpu")
+    _require_bulk_copies(copy, inputs, tile_bytes, max(0, stages - 2))
+
+
+def check_too_early(kernel) -> None:
+    """Raise AssertionError unless a copy with two buffers fails, and only because it waits for the older store.
+
+    Print the fault, which is what the exercise asks for.
+    """
+    wait = r"bulk_wait_read\s*<\s*1\s*>"
+    assert re.search(wait, kernel.source), "let the thread wait for the older store only: bulk_wait_read<1>"
+    source = re.sub(wait, "bulk_wait_read<0>", kernel.source)
+    try:
+        check_ring(cuda_magic.find_kernels(source, kernel.options)[kernel.name])
+    except AssertionError as error:
+        raise AssertionError(f"with bulk_wait_read<0> it must be right, and {error}") from None
+    try:
+        check_ring(kernel)
+    except AssertionError as error:
+        print(f"The fault: {error}.")
+    else:
+        raise AssertionError("it is right: refill the buffer that the store may still be reading")
 
 
 def check_scale(kernel) -> None:
     """Raise AssertionError unless `kernel(a, x, out)` computes a x with 256 floats per block of 256 threads."""
-    lesson.require_right(
-        kernel,
-        lambda x, out: kernel.prepare(13, 256, (A, x, out)),
-        lambda tiles, where: [
-            torch.randn(tiles * 256, device=where),
-            torch.full((tiles * 256,), torch.nan, device=where),
-        ],
-        lambda x, out: out != A * x,
-        _count_tiles(13),
+    for a in (A, -0.375):
+        lesson.require_right(
+            kernel,
+            lambda x, out, a=a: kernel.prepare(x.numel() // 256, 256, (a, x, out)),
+            lambda tiles, where: [
+                torch.randn(tiles * 256, device=where),
+                torch.full((tiles * 256,), torch.nan, device=where),
+            ],
+            lambda x, out, a=a: out != a * x,
+            _count_tiles(1, 13),
+        )
+    x = torch.randn(3 * 256)
+    _require_bulk_copies(lambda x, out: kernel.prepare(3, 256, (A, x, out)), [x, torch.empty_like(x)], 1024)
+
+
+def _require_bulk_copies(
+    prepare: Callable, inputs: list[torch.Tensor], tile_bytes: int, ahead: int = 0
+) -> None:
+    """Raise AssertionError unless bulk copies move all of x and out, with `ahead` more loads before each store.
+
+    `prepare(x, out)` returns the launch on `inputs`. The engine is as slow as possible, so that every thread has gone
+    as far as it can before a tile lands.
+    """
+    if not emulator.is_available():
+        return
+    with emulator.trace() as trace, emulator.with_seed(0):
+        prepare(*inputs)()
+    moved = collections.Counter()  # bytes by kind
+    for block in sorted({event.block for event in trace.events}):
+        events = [event for event in trace.events if event.block == block]
+        total = sum(event.bytes for event in events if event.kind == emulator.Event.LOAD)
+        own = collections.Counter()
+        for event in events:
+            if event.kind == emulator.Event.STORE:
+                loaded, stored = own[emulator.Event.LOAD] // tile_bytes, own[event.kind] // tile_bytes
+                wanted = min(total // tile_bytes, stored + 1 + ahead)
+                assert loaded >= wanted, (
+                    f"when a block stores its tile number {stored} it has issued {loaded} load{'s' * (loaded != 1)}; "
+                    f"with so many buffers it can have issued {wanted}"
+                )
+            own[event.kind] += event.bytes
+        moved += own
+    assert moved[emulator.Event.LOAD] == moved[emulator.Event.STORE] == inputs[-1].nbytes, (
+        f"bulk copies load {moved[emulator.Event.LOAD]:,} and store {moved[emulator.Event.STORE]:,} of "
+        f"{inputs[-1].nbytes:,} bytes"
     )
-    assert kernel.counts().get("UBLKCP", 0) >= 2, "the kernel has no bulk load and bulk store"
 
 
 def check_rings(kernel) -> None:
-    """Check a ring with STAGES as `check_ring` does, with 1, 2, 3 and 5 stages."""
+    """Check a ring with STAGES as `check_ring` does, with 1, 2, 3 and 5 stages.
+
+    When a block stores a tile, it must have issued the loads of the next `STAGES` - 2 tiles, if there are so many.
+    """
     for stages in (1, 2, 3, 5):
         try:
             check_ring(kernel.define(STAGES=stages), stages=stages)
@@ -118,7 +181,7 @@ def check_rings(kernel) -> None:
 
 
 CHECKS = {
-    "Exercise 1": check_ring,
+    "Exercise 1": check_too_early,
     "Exercise 2": check_ring,
     "Exercise 3": check_rings,
     "Exercise 4": check_scale,

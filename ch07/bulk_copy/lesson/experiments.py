@@ -84,9 +84,7 @@ def judge_error(ulps: float, reason: str = "") -> dict:
 
 def _compile(cases) -> None:
     """Compile all (config, element) in parallel: one launch after the other would compile only one at a time."""
-    build.compile_ahead(
-        [bulk_copy.job(config, device.current().target, element) for config, element in cases]
-    )
+    build.compile_ahead([bulk_copy.job(each, device.current().target, element) for each, element in cases])
 
 
 @results.experiment("ch07_bulk_check", source)

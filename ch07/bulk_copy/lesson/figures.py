@@ -13,6 +13,8 @@ def _kib_loading(row: dict) -> int:
 
 def draw_in_flight(record) -> plots.Picture:
     """Draw the speed of rings against the KiB that each SM has under way, and what Little's law predicts."""
+    if any("gbps" not in row for row in record.rows):
+        return plots.new_figure([record], "These rings are not timed", record.label())[0]
     title = "Speed depends on the bytes under way more than on how they are cut"
     figure, axes = plots.new_figure(record.rows, title, record.label())
     for kib, tone in zip((4, 8, 16), (ORANGE, BLUE, GREEN)):
@@ -73,12 +75,14 @@ def little_table(record) -> results.Table:
             "KiB under way per SM": _kib_loading(row),
             "stages": row["stages"],
             "KiB per buffer": row["kib"],
-            "GB/s": row["gbps"],
-            "× torch": row["ratio"],
+            "GB/s": row.get("gbps"),
+            "× torch": row.get("ratio"),
         }
         for row in sorted(record.rows, key=_kib_loading)
     ]
     first = min(record.rows, key=_kib_loading)
+    if "gbps" not in first:
+        return results.table(rows, record.label())
     turn_us = first["kib"] * 1024 * record.device["sms"] / (first["gbps"] / 2) / 1e3
     turn = f"a buffer of {first['kib']} KiB is loaded and stored in {turn_us:.2f} µs"
     return results.table(rows, f"{record.label()}; {turn}")

@@ -5,6 +5,7 @@ The kernels of its cells take float32 features (B, S, DEPTH) with at least two s
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -12,11 +13,13 @@ import torch
 
 from ch07.resample import EXAMPLE, compulsory_bytes, spec
 from ch07.resample.lesson import experiments, figures, published_kernel
+from tilelab import emulator
 from tilelab.cells import lesson
 from tilelab.cells.cuda_magic import make_tensor_map
 from tilelab.measure.check import check_exercise
 
 DEPTH, TIMES, CHUNK = 128, 1024, 64  # features per row, most source times, targets per chunk
+MOST_STEPS = 200  # basic blocks of a kernel that all threads of a block execute per target of a search
 # B, S, T: a short chunk; two sources; all of shared memory; chunks that end with their batch, and those that do not.
 SMALL = ((2, 33, 70), (1, 2, 5), (1, TIMES, 65), (3, 100, 64))
 VERSIONS = (
@@ -181,9 +184,27 @@ def check_places(places_kernel, kernel) -> None:
 
 
 def check_mended(kernel) -> None:
-    """Raise AssertionError unless a version with a block per chunk is right."""
-    fault = check_version(by_chunk(kernel))
+    """Raise AssertionError unless a version with a block per chunk is right, also where only some blocks run."""
+    fault = check_version(by_chunk(kernel)) or _check_first_blocks(
+        lambda blocks: by_chunk(kernel, blocks), _make_case, find_wrong
+    )
     assert not fault, fault
+
+
+def _check_first_blocks(prepare_with: Callable, make_case: Callable, find_wrong: Callable) -> str:
+    """Run only the blocks of the first batch of three; return "" or what they have written wrongly.
+
+    What a block writes beside its own chunk is often written over by a later block, or by an earlier one. `prepare_with
+    (blocks)` returns a `prepare`.
+    """
+
+    def find_written(*tensors):
+        out = tensors[-1]
+        return find_wrong(*tensors) & ~(out.isnan() if out.is_floating_point() else out == -1)
+
+    case = 3, 40, 70, False
+    prepare = prepare_with(-(-case[2] // CHUNK))
+    return lesson.check_kernel(prepare, make_case, find_written, {"the first blocks alone": case})
 
 
 def check_search(kernel) -> None:
@@ -196,17 +217,34 @@ def check_search(kernel) -> None:
         *_, source_times, target_times, _ = _make_case(case, where)
         return source_times, target_times, torch.full_like(target_times, -1, dtype=torch.int32)
 
-    def prepare(source_times, target_times, left):
-        (batches, sources), targets = source_times.shape, target_times.shape[1]
-        chunks = -(-targets // CHUNK)
-        arguments = (source_times, target_times, left, sources, targets, chunks)
-        return kernel.prepare(batches * chunks, 256, arguments)
+    def prepare_with(blocks, kernel=kernel):
+        def prepare(source_times, target_times, left):
+            (batches, sources), targets = source_times.shape, target_times.shape[1]
+            chunks = -(-targets // CHUNK)
+            arguments = (source_times, target_times, left, sources, targets, chunks)
+            return kernel.prepare(blocks or batches * chunks, 256, arguments)
+
+        return prepare
 
     def find_wrong(source_times, target_times, left):
         return left != find_left(source_times, target_times)
 
-    lesson.require_right(kernel, prepare, make_case, find_wrong, CASES)
+    lesson.require_right(kernel, prepare_with(0), make_case, find_wrong, CASES)
+    fault = _check_first_blocks(prepare_with, make_case, find_wrong)
+    assert not fault, fault
     assert kernel.resources()["smem_static"] >= 4 * TIMES, "the source times are not in shared memory"
+    if emulator.is_available():
+        counting = dataclasses.replace(kernel, options=(*kernel.options, emulator.COUNT_STEPS))
+        steps = []
+        for targets in (1, CHUNK):  # the first also has what is done once per block
+            with emulator.trace() as trace:
+                prepare_with(1, counting)(*make_case((1, TIMES, targets, False), "cpu"))()
+            steps.append(trace.steps)
+        per_target = (steps[1] - steps[0]) / (CHUNK - 1)
+        assert per_target <= MOST_STEPS, (
+            f"left is right, but the threads of a block take {per_target:,.0f} steps in all per target; one thread "
+            "that halves the range takes about 30"
+        )
 
 
 def check_blend(kernel) -> None:
@@ -234,6 +272,17 @@ def check_blend(kernel) -> None:
     cases = {f"{targets} targets": targets for targets in (16, 5, 70)}
     lesson.require_right(kernel, prepare, make_case, find_wrong, cases)
     assert kernel.counts().get("UBLKCP", 0) >= 1, "the kernel has no bulk copy"
+    if emulator.is_available():
+        features, left, weights, out = make_case(70, "cpu")
+        with emulator.trace() as trace:
+            prepare(features, left, weights, out)()
+        for block, first in enumerate(range(0, 70, 16)):
+            loads = [event.bytes for event in trace.events if event.block == block]
+            rows = int(left[first : first + 16][-1] + 2 - left[first])
+            assert len(loads) == 1, f"a block has {len(loads)} bulk copies instead of one"
+            assert rows * DEPTH * 4 <= loads[0], (
+                f"a block needs {rows} rows, and its bulk copy brings {loads[0] // (DEPTH * 4)}"
+            )
 
 
 def check_test(is_wrong: Callable) -> None:

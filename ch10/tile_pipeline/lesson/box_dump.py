@@ -63,9 +63,7 @@ def dump_box(
     check_corner(column, x.element_size())
     width, row_bytes = tensor_map.SWIZZLES[swizzle], box[1] * x.element_size()
     if width and row_bytes != width:
-        raise ValueError(
-            f"rows of a box with a swizzle of {swizzle} must take {width} bytes; they take {row_bytes}."
-        )
+        raise ValueError(f"rows of a box with swizzle {swizzle} must take {width} bytes, not {row_bytes}.")
     operands.require_gpu(x, "a copy by tensor map", "has_tma", "compile it with dump_job and read its SASS")
     job = dump_job(box, x.element_size(), "sm_90a")
     found = torch.zeros(box[0] * row_bytes, dtype=torch.uint8, device=x.device)

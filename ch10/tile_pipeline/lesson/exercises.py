@@ -24,6 +24,7 @@ from tilelab.runtime import tensor_map
 
 # Rows and columns: less than a tile, ragged in both directions, many tiles. The last is for a GPU only.
 SHAPES = (4, 8), (68, 36), (100, 1000), (1028, 2052)
+HALO_TILE = 32, 128  # rows and columns that a block of a stencil computes
 ROW = 32  # floats of a row of the table, and of a query
 QUERIES, TABLE_ROWS = 512, 1 << 15  # of the search that is timed
 SEARCHES = (4, 1), (4, 256), (8, 1500), (40, 5000)  # queries and rows of the table
@@ -71,12 +72,17 @@ def make_batch(shape=BATCHED, where="cuda") -> list[torch.Tensor]:
 # ---- launches: functions that prepare a launch
 
 
-def by_tile(kernel, tile: tuple[int, int], threads: int, arguments: Callable) -> Callable:
-    """Return a function that prepares a launch on `arguments(x, out)`: one block per `tile` of x, its columns first."""
+def by_tile(
+    kernel, tile: tuple[int, int], threads: int, arguments: Callable, blocks: tuple[int, int] | None = None
+) -> Callable:
+    """Return a function that prepares a launch on `arguments(x, out)`: one block per `tile` of x, its columns first.
+
+    With `blocks` only so many run.
+    """
 
     def prepare(x, out):
-        blocks = -(-x.shape[1] // tile[1]), -(-x.shape[0] // tile[0])
-        return kernel.prepare(blocks, threads, arguments(x, out))
+        tiles = -(-x.shape[1] // tile[1]), -(-x.shape[0] // tile[0])
+        return kernel.prepare(blocks or tiles, threads, arguments(x, out))
 
     return prepare
 
@@ -91,10 +97,10 @@ def by_pointer(kernel) -> Callable:
     return by_tile(kernel, (64, 32), 256, lambda x, out: (x, out, *x.shape))
 
 
-def by_halo(kernel, box: tuple[int, int]) -> Callable:
+def by_halo(kernel, box: tuple[int, int], blocks: tuple[int, int] | None = None) -> Callable:
     """Return a function that prepares a launch with 256 threads per 32 x 128 results; x's map has boxes of `box`."""
     return by_tile(
-        kernel, (32, 128), 256, lambda x, out: (make_tensor_map(x, box), out, *x.shape, x.stride(0))
+        kernel, HALO_TILE, 256, lambda x, out: (make_tensor_map(x, box), out, *x.shape, x.stride(0)), blocks
     )
 
 
@@ -154,11 +160,10 @@ def _make_check(
 
     def check(prepare: Callable) -> str:
         def run_case(case: tuple, where: str) -> str:
-            *given, nan = make_inputs(case, where)
-            out, buffer = lesson.make_guarded(nan.flatten())
-            prepare(*given, out.view(nan.shape))()
-            wrong = ~((out.view(nan.shape).double() - spec(*given)).abs() <= tolerance(*given))
-            return lesson.find_fault(out, buffer, wrong.flatten())
+            memory = lesson.LaunchMemory(make_inputs(case, where))
+            prepare(*memory.tensors)()
+            error = (memory.tensors[-1].double() - spec(*memory.given)).abs()
+            return memory.find_fault(~(error <= tolerance(*memory.given)))
 
         return _check_cases(cases, run_case)
 
@@ -341,10 +346,36 @@ def _raise(fault: str) -> None:
     assert not fault, fault
 
 
+def _check_halo(kernel, box: tuple[int, int], spec: Callable) -> None:
+    """Raise AssertionError unless a stencil is right, and some of its blocks alone write whole tiles."""
+    _raise(check_stencil(by_halo(kernel, box), spec))
+
+    def make_parts(shape, where):  # of wider matrices, so that the stride is not the number of columns
+        return [matrix[:, : shape[1]] for matrix in make_matrices((shape[0], shape[1] + 8), where)]
+
+    def find_wrong(x, out):
+        wrong = ~((out - spec(x)).abs() <= 1e-6 * spec(x.abs()) + 1e-9)
+        for top in range(0, len(out), HALO_TILE[0]):
+            for left in range(0, out.shape[1], HALO_TILE[1]):
+                tile = slice(top, top + HALO_TILE[0]), slice(left, left + HALO_TILE[1])
+                if out[tile].isnan().all():  # of a block that did not run
+                    wrong[tile] = False
+        return wrong
+
+    for blocks in (
+        (3, 3),
+        (1, 1),
+        (2, 1),
+        (1, 2),
+    ):  # no neighbour repairs what a block writes beside its tile
+        case = {f"{blocks[0]} x {blocks[1]} of 3 x 3 blocks, rows with a stride": (68, 300)}
+        _raise(lesson.check_kernel(by_halo(kernel, box, blocks), make_parts, find_wrong, case))
+
+
 def check_wide(kernel) -> None:
     """Raise AssertionError unless a kernel computes `_wide_spec` from boxes of 36 x 136."""
     lesson.require_written(kernel)
-    _raise(check_stencil(by_halo(kernel, (36, 136)), _wide_spec))
+    _check_halo(kernel, (36, 136), _wide_spec)
     assert kernel.counts().get("UTMALDG", 0) >= 1, "the kernel has no load by tensor map"
 
 
@@ -406,12 +437,13 @@ def check_scores(kernel) -> None:
     def run_case(case, where):
         cluster, queries, rows = case
         table, given = _make_whole(rows, ROW, where=where), _make_whole(queries, ROW, where=where)
-        flat, buffer = lesson.make_guarded(torch.full((queries * rows,), float("nan"), device=where))
-        out, expected = flat.view(queries, rows), given.double() @ table.double().T
+        expected = given.double() @ table.double().T
+        memory = lesson.LaunchMemory([table, given, torch.full((queries, rows), float("nan"), device=where)])
+        table, given, out = memory.tensors
         boxes, broken_rule = make_tensor_map(table, (TILE_ROWS // cluster, ROW), swizzle="128B"), ""
         try:
             kernel.define(CLUSTER=cluster, STAGES=STAGES).prepare(
-                queries, TILE_ROWS, (boxes, given, flat, rows), cluster=cluster
+                queries, TILE_ROWS, (boxes, given, out, rows), cluster=cluster
             )()
         except emulator.EmulationError as error:
             broken_rule = str(error)
@@ -419,9 +451,7 @@ def check_scores(kernel) -> None:
             out.isnan() & bool(broken_rule)
         )  # after an error, only what was written counts
         said = _describe_wrong_scores(out, expected, wrong) if wrong.any() else ""
-        return "; ".join(filter(None, (broken_rule, said))) or lesson.find_fault(
-            flat, buffer, wrong.flatten()
-        )
+        return "; ".join(filter(None, (broken_rule, said))) or memory.find_fault(wrong)
 
     def run(where):
         for cluster in (2, 4, 1):
@@ -435,7 +465,7 @@ def check_scores(kernel) -> None:
 
 
 CHECKS = {
-    "Exercise 2": lambda kernel: _raise(check_stencil(by_halo(kernel, (34, 136)))),
+    "Exercise 2": lambda kernel: _check_halo(kernel, (34, 136), stencil_spec),
     "Exercise 3": check_wide,
     "Exercise 4": check_narrow,
     "Exercise 5": check_scores,

@@ -178,10 +178,7 @@ def check_correctness():
 
 def dump_shapes(dtype) -> dict[str, tuple[int, int]]:
     """Return the box that is dumped for each swizzle: rows as long as the swizzle, or of 128 bytes."""
-    return {
-        swizzle: (DUMP_ROWS, (width or 128) // dtype.itemsize)
-        for swizzle, width in tensor_map.SWIZZLES.items()
-    }
+    return {name: (DUMP_ROWS, (span or 128) // dtype.itemsize) for name, span in tensor_map.SWIZZLES.items()}
 
 
 @results.experiment("ch10_tile_dump", lambda: source(box_dump))
@@ -228,9 +225,8 @@ def check_dumps():
 @results.experiment("ch10_tile_sanitizer", source, can_run=check.can_sanitize)
 def run_sanitizers():
     """Run each tool of compute-sanitizer on `sanitizer_cases`."""
-    _compile(
-        config for *_, config in every_config()
-    )  # a tool has one CPU, and would compile them one after the other
+    # Compile here: a tool has one CPU, and would compile them one after the other.
+    _compile(config for *_, config in every_config())
     return check.sanitize("ch10.tile_pipeline.lesson.experiments", shares=4)
 
 
@@ -433,9 +429,7 @@ def compile_variants(
         for name, config in named.items()
         for target in targets
     ]
-    reports = {
-        (report.job.name, report.job.target): report for report in build.build([job for _, _, job in jobs])
-    }
+    reports = {(each.job.name, each.job.target): each for each in build.build([job for _, _, job in jobs])}
     return [
         {"op": op, **reports[job.name, job.target].row(), "name": name, "config": job.name}
         for op, name, job in jobs

@@ -272,9 +272,8 @@ def encode(load: TiledMap, address: int) -> tuple[str, ctypes.Array, int]:
         "l2Promotion": driver.CUtensorMapL2promotion,
         "oobFill": driver.CUtensorMapFloatOOBfill,
     }
-    fields["globalStrides"] = fields["globalStrides"] or [
-        16
-    ]  # one dimension has no stride, but needs an array
+    # A map of one dimension has no stride, but needs an array.
+    fields["globalStrides"] = fields["globalStrides"] or [16]
     arguments = [
         (lists[name] * len(value))(*value)
         if name in lists

@@ -90,9 +90,8 @@ def make_random_maps(count: int = MAPS) -> list[TiledMap]:
     source, maps = random.Random(26), []
     while len(maps) < count:
         made = make_random_map(source)
-        if (
-            not SMALLEST_SMEM < made.box_bytes <= 256 << 10
-        ):  # where a GPU's limit decides, which is no rule of maps
+        # Of these sizes a GPU's limit decides, which is no rule of maps.
+        if not SMALLEST_SMEM < made.box_bytes <= 256 << 10:
             maps.append(made)
     return maps
 

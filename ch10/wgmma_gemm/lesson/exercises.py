@@ -65,10 +65,9 @@ def check_gemm(prepare: Callable, shapes: dict = SHAPES) -> str:
 
     def run(where: str) -> str:
         for shape in shapes[where]:
-            a, b, nan = make_inputs(*shape, where)
-            flat, buffer = lesson.make_guarded(nan.flatten())
-            prepare(a, b, flat.view(nan.shape))()
-            if fault := lesson.find_fault(flat, buffer, find_wrong(flat.view(nan.shape), a, b).flatten()):
+            memory = lesson.LaunchMemory(make_inputs(*shape, where))
+            prepare(*memory.tensors)()
+            if fault := memory.find_fault(find_wrong(memory.tensors[-1], *memory.given)):
                 return f"{' × '.join(map(str, shape))}: {fault}"
         return ""
 
@@ -111,11 +110,8 @@ EXERCISE_SHAPES = {
 }
 
 
-def _check(kernel, rows: int = 64, warp_groups: int = 2, stages: int = 4, ctas: int = 0) -> str:
-    """Check a kernel with tiles of `rows` x 64; `ctas` limits the grid. Return "" or what is wrong.
-
-    A wrong barrier would stop a GPU for ever, so nothing runs before the emulator has passed it.
-    """
+def _prepare(kernel, rows: int, warp_groups: int, stages: int, ctas: int = 0) -> Callable:
+    """Return a function that prepares a launch with tiles of `rows` x 64 and at most `ctas` CTAs."""
 
     def prepare(a, b, out):
         (m, k), n = a.shape, b.shape[1]
@@ -130,6 +126,14 @@ def _check(kernel, rows: int = 64, warp_groups: int = 2, stages: int = 4, ctas: 
             stages * (rows + 64) * 128 + 16 * stages,
         )
 
+    return prepare
+
+
+def _check(kernel, rows: int = 64, warp_groups: int = 2, stages: int = 4, ctas: int = 0) -> str:
+    """Check a kernel with tiles of `rows` x 64; `ctas` limits the grid. Return "" or what is wrong.
+
+    A wrong barrier would stop a GPU for ever, so nothing runs before the emulator has passed it.
+    """
     if not emulator.is_available():
         return "not run: the emulator needs g++"
     shapes = (
@@ -137,7 +141,7 @@ def _check(kernel, rows: int = 64, warp_groups: int = 2, stages: int = 4, ctas: 
         if ctas
         else EXERCISE_SHAPES
     )
-    return check_gemm(prepare, shapes)
+    return check_gemm(_prepare(kernel, rows, warp_groups, stages, ctas), shapes)
 
 
 def check_counts(kernel) -> None:
@@ -149,7 +153,8 @@ def check_counts(kernel) -> None:
 def check_consumer(kernel) -> None:
     """Raise AssertionError unless a kernel with a producer and a consumer of 64 x 64 is right with 2, 4 and 5 stages.
 
-    NotImplementedError for a kernel in which the consumer is missing.
+    The products of a step must be issued while those of the step before may still run. NotImplementedError for a kernel
+    in which the consumer is missing.
     """
     if "// your " in kernel.source:
         raise NotImplementedError
@@ -157,6 +162,14 @@ def check_consumer(kernel) -> None:
         fault = _check(kernel.define(STAGES=stages), stages=stages)
         assert not fault, f"with {stages} stages, {fault}"
     assert kernel.counts().get("HGMMA", 0) >= 4, "the kernel has no wgmma"
+    with emulator.trace() as trace, emulator.with_seed(0):
+        _prepare(kernel.define(STAGES=4), 64, 2, 4)(*make_inputs(64, 64, 64 * 6, "cpu"))()
+    products = [event.pending for event in trace.events if event.kind == emulator.Event.PRODUCT]
+    alone = len(products) - sum(pending > 0 for pending in products)
+    assert alone <= 4, (
+        f"the sums are right, but {alone // 4} of {len(products) // 4} steps wait for the products of the step before "
+        "ahead of their own: let two steps overlap"
+    )
 
 
 def check_persistent(kernel) -> None:
@@ -204,14 +217,13 @@ def check_epilogue(kernel) -> None:
             (_make_distinct(where), torch.eye(64, device=where).bfloat16()),
             [torch.randn(64, 64, device=where).bfloat16() for _ in range(2)],
         ):
-            nan = torch.full((4096,), float("nan"), dtype=torch.bfloat16, device=where)
-            flat, buffer = lesson.make_guarded(nan)
-            out = flat.view(64, 64)
-            maps = [make_tensor_map(each, (64, 64), swizzle="128B") for each in (a, weight, out)]
+            nan = torch.full((64, 64), float("nan"), dtype=torch.bfloat16, device=where)
+            memory = lesson.LaunchMemory([a, weight, nan])
+            maps = [make_tensor_map(each, (64, 64), swizzle="128B") for each in memory.tensors]
             kernel.prepare(1, 128, maps, 3 * 64 * 128 + 8)()
-            wrong = find_wrong(out, a, weight.T)
-            if fault := lesson.find_fault(flat, buffer, wrong.flatten()):
-                return _describe_wrong(out, a, weight.T) if wrong.any() else fault
+            wrong = find_wrong(memory.tensors[-1], a, weight.T)
+            if fault := memory.find_fault(wrong):
+                return _describe_wrong(memory.tensors[-1], a, weight.T) if wrong.any() else fault
         return ""
 
     fault = lesson.run_everywhere(run)

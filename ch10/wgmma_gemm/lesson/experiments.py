@@ -110,9 +110,7 @@ def compare_with_cublas(configs: dict[str, WgmmaConfig], m: int, n: int, k: int,
         flops=2 * m * n * k,
         **timing,
     )
-    return [
-        {"config": str(config), "shape": [m, n, k], **found[name].row()} for name, config in configs.items()
-    ]
+    return [{"config": str(each), "shape": [m, n, k], **found[name].row()} for name, each in configs.items()]
 
 
 def measure_best(m: int, n: int, k: int, **timing) -> dict:
@@ -223,9 +221,8 @@ def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.0
             end.record()
             end.synchronize()
             times[name].append(begin.elapsed_time(end) / BURST)
-    found = {
-        name: statistics.median(values[1:]) for name, values in times.items()
-    }  # the first round warms up
+    # the first round warms up
+    found = {name: statistics.median(values[1:]) for name, values in times.items()}
     return {
         "name": "best",
         "shape": [m, n, k],

@@ -109,9 +109,7 @@ def tuned_configs() -> tuple[WgmmaConfig, ...]:
         for boxes in (1, 2)
     ]
     for block_n in (16, 32, 64, 96, 128, 192, 256):
-        found += [
-            persistent(block_m=64, block_n=block_n, boxes_per_stage=boxes, group_m=8) for boxes in (1, 2)
-        ]
+        found += [persistent(block_m=64, block_n=block_n, boxes_per_stage=each, group_m=8) for each in (1, 2)]
     # A C of few rows is computed transposed: wgmma takes 64 rows, but as few as 16 columns.
     found += [
         persistent(block_m=64, block_n=columns, boxes_per_stage=2, swap=True, group_m=8)

@@ -236,9 +236,7 @@ def measure_ladder():
         }
         others = compare_with_cudnn(slow, case, rounds=8)
         rows += [row | label(case, row["name"]) for row in (*others[:0:-1], peer)]
-        rows += [
-            label(case, name, config) | checks[name] | timed.get(name, {}) for name, config in steps.items()
-        ]
+        rows += [label(case, name, step) | checks[name] | timed.get(name, {}) for name, step in steps.items()]
     return rows
 
 

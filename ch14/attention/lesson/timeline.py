@@ -271,13 +271,9 @@ def main(arguments: list[str] | None = None) -> int:
         trace, overhead = record_trace(lambda text: print(f"ok: {text}", flush=True))
         if options.trace:
             pathlib.Path(options.trace).write_text(json.dumps(trace))
-        print(
-            f"ok: the trace has {len(trace['traceEvents']):,} events, the first is {trace['traceEvents'][0]}"
-        )
+        print(f"ok: the trace has {len(trace['traceEvents']):,} events; the first: {trace['traceEvents'][0]}")
         recording = read_trace(trace, gpu=here.name, date=provenance.utc_now()[:10]) | {"overhead": overhead}
-        print(
-            f"ok: the recording has {len(recording['events']):,} events over {recording['length']:,} cycles"
-        )
+        print(f"ok: the recording has {len(recording['events']):,} events in {recording['length']:,} cycles")
         print(timeline.make_table([recording]))
         if options.json:
             pathlib.Path(options.json).write_text(json.dumps(recording))

@@ -113,12 +113,18 @@ def check_load(load) -> None:
     for rows, groups, block_rows, block_groups in ((128, 4, 128, 4), (256, 8, 128, 8), (512, 16, 256, 4)):
         scales = torch.randint(0, 255, (rows, groups), dtype=torch.uint8, device=_where())
         tiled = packing.tile_scales(scales).view(rows // 128, groups // 4, 2, 256)
-        out, buffer = lesson.make_guarded(torch.zeros(rows * groups, dtype=torch.uint8, device=_where()))
+        memory = lesson.LaunchMemory([tiled, ~scales])
+        tiled, out = memory.tensors
         desc = TensorDescriptor.from_tensor(tiled, [block_rows // 128, block_groups // 4, 2, 256])
-        _load_all[(rows // block_rows, groups // block_groups)](
-            desc, out, groups, ROWS=block_rows, GROUPS=block_groups, LOAD=load
+        grid = rows // block_rows, groups // block_groups
+        sizes = dict(ROWS=block_rows, GROUPS=block_groups, LOAD=load)
+        fault = lesson.run_launch(
+            memory,
+            lambda _, out, desc=desc, groups=groups, grid=grid, sizes=sizes: _load_all[grid](
+                desc, out, groups, **sizes
+            ),
         )
-        if fault := lesson.find_fault(out, buffer, out != scales.flatten()):
+        if fault := fault or memory.find_fault(out != scales):
             raise AssertionError(f"{rows} rows of {groups} scales: {fault}")
 
 
@@ -135,13 +141,19 @@ def check_store(store) -> None:
     for rows, groups, block_groups in ((128, 4, 4), (256, 16, 8)):
         scales = torch.randint(1, 255, (rows, groups), dtype=torch.uint8, device=_where())
         wanted = packing.tile_scales(scales)
-        tiled, buffer = lesson.make_guarded(torch.zeros_like(wanted))
+        memory = lesson.LaunchMemory([scales, ~wanted])
+        scales, tiled = memory.tensors
         boxes = tiled.view(rows // 128, groups // 4, 2, 256)
         desc = TensorDescriptor.from_tensor(boxes, [1, block_groups // 4, 2, 256])
-        _store_all[(rows // 128, groups // block_groups)](
-            scales, desc, groups, GROUPS=block_groups, STORE=store
+        grid = rows // 128, groups // block_groups
+        sizes = dict(GROUPS=block_groups, STORE=store)
+        fault = lesson.run_launch(
+            memory,
+            lambda scales, _, desc=desc, groups=groups, grid=grid, sizes=sizes: _store_all[grid](
+                scales, desc, groups, **sizes
+            ),
         )
-        if fault := lesson.find_fault(tiled, buffer, tiled != wanted):
+        if fault := fault or memory.find_fault(tiled != wanted):
             raise AssertionError(f"{rows} rows of {groups} scales: {fault}")
 
 

@@ -257,9 +257,8 @@ def _time(options: cli.Options, kernels: list[str]) -> dict[str, dict]:
         made = [
             (_operands(options, kernels), torch.empty(m, n, dtype=dtype, device="cuda")) for _ in range(count)
         ]
-        return made + [
-            tensor for operands, out in made for tensor in (*operands[PEER], out)
-        ]  # whose sizes are counted
+        # The caller counts the sizes of these tensors.
+        return made + [tensor for operands, out in made for tensor in (*operands[PEER], out)]
 
     def candidate(kernel):
         def prepare(*made):

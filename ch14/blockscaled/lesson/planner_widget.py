@@ -283,9 +283,7 @@ class Planner:
     def choice(self) -> Blackwell | Hopper:
         """Return the choice of the menus. Raise ValueError where they do not go together."""
         values = {name: menu.value for name, menu in self.menus.items()}
-        values |= {
-            name: values[name] or None for name in ("ab_stages", "c_stages", "tile_k") if name in values
-        }
+        values |= {key: values[key] or None for key in ("ab_stages", "c_stages", "tile_k") if key in values}
         if self.target == "sm_90a":
             return Hopper(**values)
         sf_dtype, sf_vec_size = values.pop("scale")
@@ -321,10 +319,7 @@ class Planner:
             sentences = [note] * bool(note) + [self.plan.sentence] * (self.plan.fits or not note)
         except ValueError as error:
             sentence = str(error)
-            sentences = [
-                sentence[0].upper() + sentence[1:],
-                "The picture still shows the last possible choice.",
-            ]
+            sentences = [sentence[0].upper() + sentence[1:], "The picture shows the last possible choice."]
         self.message.value = "".join(
             f"<p style='font-size: 16px; line-height: 1.4'>{html.escape(sentence)}</p>"
             for sentence in sentences

@@ -49,9 +49,7 @@ def require_stage_counts(choice) -> None:
     for name in ("ab_stages", "c_stages"):
         value = getattr(choice, name)
         if value is not None and (type(value) is not int or not 1 <= value <= 64):
-            raise ValueError(
-                f"{name} is {value!r}; it must be None (as many as fit) or a whole number from 1 to 64."
-            )
+            raise ValueError(f"{name} is {value!r}; it must be None (as many as fit) or from 1 to 64.")
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,8 @@ def verify_emulated(forms: tuple[str, str], shape, reference_on: str = "cuda") -
 
 def check_correctness() -> list[dict]:
     """Return a row {path, name, shape, status, ...} for every check of every path on ragged shapes."""
-    cases, here, ragged = (
-        [],
-        device.current(),
-        (333, 384, 640),
-    )  # (path, name, shape, check and its arguments)
+    # (path, name, shape, check and its arguments)
+    cases, here, ragged = ([], device.current(), (333, 384, 640))
     if here.has_wgmma:
 
         def choose(packed: bool) -> dict:

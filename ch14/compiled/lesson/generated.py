@@ -23,10 +23,8 @@ from tilelab.runtime import build, cuda, files, worker_pool
 MODULE, WHAT = "ch14.compiled.lesson.generated", "the process that generates code"
 SMS = 132  # of an H200
 LIMIT_S = 120
-DESCRIPTORS = {
-    "triton.use_tensor_descriptor": True,
-    "assume_aligned_inputs": True,
-}  # for pointwise and reduction
+# Inductor's settings for pointwise kernels and reductions that use descriptors.
+DESCRIPTORS = {"triton.use_tensor_descriptor": True, "assume_aligned_inputs": True}
 TEMPLATE_OPTIONS = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
 _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.DOTALL)
 _HEAD = (
@@ -230,9 +228,8 @@ def _pretend_h200():
         get_active_torch_device=lambda: "cuda",
     )
     with contextlib.ExitStack() as patches:
-        patches.enter_context(
-            mock.patch.object(runtime.driver, "_active", driver)
-        )  # to learn what a kernel writes
+        # The driver tells what a kernel writes.
+        patches.enter_context(mock.patch.object(runtime.driver, "_active", driver))
         for owner, values in answers.items():
             for name, value in values.items():
                 if hasattr(owner, name):
@@ -253,11 +250,7 @@ def _generate(text: str, name: str, shapes: list, dtype: str, wanted: str, optio
 
     def pick(choices):
         candidates.extend((choice.name, choice.description) for choice in choices)
-        named = [
-            choice
-            for choice in choices
-            if wanted and re.search(wanted, f"{choice.name} {choice.description}")
-        ]
+        named = [each for each in choices if wanted and re.search(wanted, f"{each.name} {each.description}")]
         return (named or choices)[:1]
 
     def backend(graph, inputs):

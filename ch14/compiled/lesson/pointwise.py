@@ -146,12 +146,10 @@ def source() -> str:
 def measure():
     """Compile, check and time every case with pointers and with descriptors, interleaved."""
     rows = []
-    with worker_pool.lease_worker(
-        MODULE, WHAT, TORCHINDUCTOR_COMPILE_THREADS="1"
-    ) as worker:  # few, small kernels
-        for index, case in enumerate(
-            CASES
-        ):  # after a kernel that faults, the next request starts a new process
+    # The kernels are few and small, so one thread compiles them.
+    with worker_pool.lease_worker(MODULE, WHAT, TORCHINDUCTOR_COMPILE_THREADS="1") as worker:
+        # after a kernel that faults, the next request starts a new process
+        for index, case in enumerate(CASES):
             answer = worker.ask({"index": index}, LIMIT_S)
             rows.append(
                 case.describe()
@@ -246,9 +244,7 @@ def _measure(index: int) -> dict:
                 **found["descriptors"],
             }
     del expected
-    candidates = {
-        name: functools.partial(functools.partial, function) for name, function in functions.items()
-    }
+    candidates = {name: functools.partial(functools.partial, each) for name, each in functions.items()}
     timed = bench.compare(
         candidates,
         functools.partial(_make_inputs, case),

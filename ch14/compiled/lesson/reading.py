@@ -20,9 +20,8 @@ from tilelab.runtime import build
 OPCODES = ("UTMALDG", "UTMASTG", "LDGSTS", "HGMMA")
 TEMPLATE = "@triton_heuristics.template"  # in the code of a kernel that Inductor made from a template
 DESCRIPTOR = re.compile(r"make_tensor_descriptor\(|TensorDescriptor\b|tensormap_create")
-MARK = (
-    "spin_kernel"  # torch.cuda._sleep launches it; a profiled program calls that before each call of interest
-)
+# torch.cuda._sleep launches this kernel; a profiled program calls it before each call of interest.
+MARK = "spin_kernel"
 PER_OPCODE = "sass__inst_executed_per_opcode"  # Nsight Compute's metric
 
 
@@ -118,10 +117,7 @@ def read_kernels(module, folder: pathlib.Path) -> dict[str, dict]:
             path = next(folder.rglob(f"{kernel.launchers[0].cache_hash}/*.cubin"), None)
             if path is not None:
                 counts = build.sass_counts(path.read_bytes())
-                found[name] = {
-                    "registers": kernel.launchers[0].n_regs,
-                    **{code: counts[code] for code in OPCODES},
-                }
+                found[name] = {"registers": kernel.launchers[0].n_regs, **{op: counts[op] for op in OPCODES}}
     return found
 
 

@@ -274,8 +274,7 @@ def _answer(request: dict) -> dict:
 
 
 if __name__ == "__main__":
-    if (
-        not torch.cuda.is_available()
-    ):  # nobody times a CPU: Inductor need not build a program per vector extension
+    # Nobody times a CPU: Inductor need not build a program per vector extension.
+    if not torch.cuda.is_available():
         os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
     worker_pool.serve(_answer)

@@ -152,9 +152,7 @@ class Attention(Workload):
     def __init__(self, *shape: int, **options):
         super().__init__(*shape, **options)
         if shape[1] % shape[2] or shape[4] not in HEAD_DIMS:
-            raise ValueError(
-                f"HK must divide H, and D be 64 or 128; H, HK, D are {shape[1]}, {shape[2]}, {shape[4]}."
-            )
+            raise ValueError(f"HK must divide H, and D be 64 or 128; the shape is {shape}.")
 
     @property
     def flops(self) -> float:

@@ -111,9 +111,7 @@ def prepare_copy(
     )
     grid = (triton.cdiv(columns, config.block_n), triton.cdiv(rows, config.block_m))
     if grid[1] > 65535:
-        raise ValueError(
-            f"source must have at most 65,535 rows of tiles; it has {grid[1]}: use a taller tile."
-        )
+        raise ValueError(f"at most 65,535 rows of tiles fit; source has {grid[1]}: use a taller tile.")
     tiles = [
         TensorDescriptor(matrix, [rows, columns], [row_stride(matrix), 1], [config.block_m, config.block_n])
         for matrix in (source, destination)

@@ -126,9 +126,8 @@ def clock_under_load(launch, seconds: float = 0.5) -> dict:
             for _ in range(20):
                 launch()
             torch.cuda.synchronize()
-            if (
-                query is None and time.perf_counter() - begun > seconds
-            ):  # the power control takes tenths of a second
+            # Ask late: the power control takes tenths of a second.
+            if query is None and time.perf_counter() - begun > seconds:
                 query = pool.submit(subprocess.run, command, capture_output=True, text=True, timeout=10)
     try:
         mhz, watts = map(float, query.result().stdout.strip().split(","))

@@ -36,10 +36,8 @@ from tilelab.measure import bench
 from tilelab.records import results
 from tilelab.runtime import build, provenance
 
-EPILOGUE_SHAPES = (
-    (8192, 14336, 4096),
-    (8192, 8192, 1024),
-)  # with a short K the epilogue is a larger part of the time
+# With a short K the epilogue is a larger part of the time.
+EPILOGUE_SHAPES = ((8192, 14336, 4096), (8192, 8192, 1024))
 FEW = (64, 7168, 16384)  # bound by memory
 MANY = (4096, 4096, 16384)  # enough tiles for every SM, and a long K
 CLAIMED = {"latency": (0.40, 0.50), "warps": (0.20, 0.30), "epilogue": (0.15, 0.25), "split-K": (0.10, 0.20)}
@@ -208,9 +206,7 @@ def measure_impacts():
     build.compile_ahead(fp8_jobs({config for *_, configs in group_configs() for config in configs.values()}))
     rows = []
     for claim, what, shape, configs in group_configs():
-        checks = {
-            name: verify_fp8((min(shape[0], 300), 384, 1664), config) for name, config in configs.items()
-        }
+        checks = {name: verify_fp8((min(shape[0], 300), 384, 1664), each) for name, each in configs.items()}
         candidates = {name: prepare_course(config) for name, config in configs.items()}
         found = measure(candidates, shape, checks, rounds=8, warm_s=0.15)
         rows += [row | {"claim": claim, "what": what, "config": str(configs[row["name"]])} for row in found]

@@ -102,10 +102,7 @@ def draw_ablation(records: dict[str, object]) -> plots.Picture:
         part.set_title(title, fontsize=8)
         part.tick_params(axis="x", labelsize=7)
         part.grid(axis="y", color="#eeeeee")
-    dots = [
-        Line2D([], [], color=colour, marker="o", linestyle="none", markersize=4)
-        for colour in colours.values()
-    ]
+    dots = [Line2D([], [], color=colour, marker="o", lw=0, ms=4) for colour in colours.values()]
     sizes = [f"{size}³" for size in colours]
     options = dict(fontsize=7, frameon=False, ncols=len(sizes), loc="upper right", bbox_to_anchor=(1, 0.95))
     figure.legend(dots, sizes, **options)

@@ -127,21 +127,15 @@ def check_quantiser(format: str, prepare: Callable, rule: str = "floor", tiled: 
     for shape in SMALL + (LARGER if live else ()):
         x, values, scales, *tensor_scale = make_inputs(format, shape, tiled)
         expected = number_formats.quantise(x, number_formats.lookup(format), rule)
-        outputs = []
-        for name, out, wanted in (
-            ("codes", values, packing.pack(expected.codes, expected.format.element.bits)),
-            ("scales", scales, packing.tile_scales(expected.scales) if tiled else expected.scales),
-        ):
-            inside, buffer = lesson.make_guarded(out.flatten())
-            outputs.append((name, inside.view(out.shape), buffer, wanted))
-        try:
-            prepare(x, outputs[0][1], outputs[1][1], *tensor_scale)()
-        except Exception as error:
-            if live or isinstance(error, NotImplementedError):
-                raise
-            return f"{shape[0]} x {shape[1]}: {device.first_line(error)}"
-        for name, out, buffer, wanted in reversed(outputs):  # wrong scales make wrong codes
-            if fault := lesson.find_fault(out.flatten(), buffer, (out != wanted).flatten()):
+        codes = packing.pack(expected.codes, expected.format.element.bits)
+        wanted = codes, packing.tile_scales(expected.scales) if tiled else expected.scales
+        memory = lesson.LaunchMemory([x, *tensor_scale, values, scales], outputs=2)
+        values, scales = memory.tensors[-2:]
+        if fault := lesson.run_launch(memory, lambda x, *rest: prepare(x, *rest[-2:], *rest[:-2])()):
+            return f"{shape[0]} x {shape[1]}: {fault}"
+        # Wrong scales make wrong codes, so scales come first.
+        for name, out, right in (("scales", scales, wanted[1]), ("codes", values, wanted[0])):
+            if fault := memory.find_fault(out != right):
                 return f"{shape[0]} x {shape[1]}, {name}: {fault}"
     return ""
 
@@ -149,15 +143,19 @@ def check_quantiser(format: str, prepare: Callable, rule: str = "floor", tiled: 
 # ---- exercises
 
 
-def _launch(kernel, blocks: int, *args, **constants) -> None:
-    kernel[(-(-blocks // 16),)](*args, blocks, BLOCKS=16, **constants)
+def _launch(kernel, blocks: int, memory: lesson.LaunchMemory, *numbers: int) -> str:
+    """Launch a kernel for blocks, 16 per program, on tensors and numbers; return "" or why that failed."""
+    return lesson.run_launch(
+        memory, lambda *tensors: kernel[(-(-blocks // 16),)](*tensors, *numbers, blocks, BLOCKS=16)
+    )
 
 
 def check_mxfp4(kernel, rule: str = "floor") -> None:
     """Raise AssertionError unless `kernel(x, packed, scales, blocks, BLOCKS)` quantises to MXFP4 by this rule."""
 
     def prepare(x, values, scales):
-        return lambda: _launch(kernel, scales.numel(), x, values, scales)
+        blocks = scales.numel()
+        return lambda: kernel[(-(-blocks // 16),)](x, values, scales, blocks, BLOCKS=16)
 
     if fault := check_quantiser("mxfp4", prepare, rule):
         raise AssertionError(fault)
@@ -172,9 +170,9 @@ def check_tiles(kernel) -> None:
     for rows, groups in ((128, 4), (130, 8), (32, 5), (300, 9)):
         scales = torch.randint(1, 255, (rows, groups), dtype=torch.uint8, device=where)
         wanted = packing.tile_scales(scales)
-        tiled, buffer = lesson.make_guarded(torch.zeros_like(wanted))
-        _launch(kernel, scales.numel(), scales, tiled, groups)
-        if fault := lesson.find_fault(tiled, buffer, tiled != wanted):
+        memory = lesson.LaunchMemory([scales, torch.zeros_like(wanted)])
+        fault = _launch(kernel, scales.numel(), memory, groups)
+        if fault := fault or memory.find_fault(memory.tensors[-1] != wanted):
             raise AssertionError(f"{rows} rows of {groups} scales: {fault}")
 
 
@@ -189,9 +187,9 @@ def check_six_bits(kernel) -> None:
         codes = torch.randint(0, 64, (blocks, 32), dtype=torch.uint8, device=where)
         codes[0, :4] = torch.tensor([1, 2, 3, 4])
         wanted = packing.pack(codes, 6).flatten()
-        packed, buffer = lesson.make_guarded(torch.full_like(wanted, POISON))
-        _launch(kernel, blocks, codes, packed)
-        if fault := lesson.find_fault(packed, buffer, packed != wanted):
+        memory = lesson.LaunchMemory([codes, torch.full_like(wanted, POISON)])
+        fault = _launch(kernel, blocks, memory)
+        if fault := fault or memory.find_fault(memory.tensors[-1] != wanted):
             raise AssertionError(f"{blocks} blocks: {fault}")
 
 
@@ -203,9 +201,11 @@ def check_way_back(kernel) -> None:
         codes = torch.arange(256, device=where).repeat(blocks)[: blocks * 32].view(blocks, 32) % 16
         scales = (torch.arange(blocks, device=where) * 6 + 1).to(torch.uint8)[:, None]
         wanted = number_formats.decode(codes, E2M1) * number_formats.decode_e8m0(scales)
-        out, buffer = lesson.make_guarded(torch.full((blocks * 32,), float("nan"), device=where))
-        _launch(kernel, blocks, packing.pack(codes.to(torch.uint8), 4), scales, out)
-        if fault := lesson.find_fault(out, buffer, experiments.bits_differ(out, wanted.flatten())):
+        nan = torch.full((blocks * 32,), float("nan"), device=where)
+        memory = lesson.LaunchMemory([packing.pack(codes.to(torch.uint8), 4), scales, nan])
+        fault = _launch(kernel, blocks, memory)
+        wrong = experiments.bits_differ(memory.tensors[-1], wanted.flatten())
+        if fault := fault or memory.find_fault(wrong):
             raise AssertionError(f"{blocks} blocks: {fault}")
 
 

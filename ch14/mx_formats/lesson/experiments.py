@@ -290,9 +290,8 @@ def count_instructions(report: build.Report) -> dict:
         )
         for kind in ("LDG", "STG")
     }
-    fused = {
-        name: counts[name] + 2 * counts[f"{name}2"] for name in ("FFMA", "FMUL")
-    }  # from sm_100a on in pairs
+    # From sm_100a on they come in pairs.
+    fused = {name: counts[name] + 2 * counts[f"{name}2"] for name in ("FFMA", "FMUL")}
     return {
         "issued": round(len(opcodes) / elements, 2),
         "load_bits": widths["LDG"],
@@ -304,12 +303,8 @@ def count_instructions(report: build.Report) -> dict:
 
 def compile_for_targets(targets=device.TARGETS[1:]) -> list[dict]:
     """Compile every format and configuration for the targets, and return rows with `count_instructions`."""
-    cases = [
-        (format, variant, target) for target in targets for format in FUSED for variant in configs(format)
-    ]
-    reports = build.disassemble(
-        [mx_formats.job(variant, target, format) for format, variant, target in cases]
-    )
+    cases = [(format, config, target) for target in targets for format in FUSED for config in configs(format)]
+    reports = build.disassemble([mx_formats.job(config, target, format) for format, config, target in cases])
     return [
         report.row() | {"name": format, "variant": variant} | count_instructions(report)
         for (format, variant, _), report in zip(cases, reports)

@@ -500,8 +500,8 @@ def prepare(features, source_times, target_times, out, config="best", **rest):
             {1: SHARED[:16].view(torch.float32).view(2, 4), 3: SHARED[:48].view(2, 3, 8)},
             "out lies in the memory of source_times",
         ),
-        ({1: with_time(math.nan)}, r"source_times must be numbers of at most 1e\+30; some are larger or NaN"),
-        ({1: with_time(-1e38, index=0)}, "source_times must be numbers of at most"),
+        ({1: with_time(math.nan)}, r"source_times must be numbers up to 1e\+30; some are larger or NaN"),
+        ({1: with_time(-1e38, index=0)}, "source_times must be numbers up to"),
         (
             {1: with_time(9.0)},
             "source_times must ascend in each batch; in batch 1, time 3 is smaller than time 2: sort",

@@ -79,48 +79,10 @@ def matches(form, config, shapes, dtypes=(torch.bfloat16,)):
         assert all(torch.equal(*pair) for pair in zip(kept, [*a.tensors().values(), *b.T.tensors().values()]))
 
 
-@pytest.fixture
-def dot_scaled(monkeypatch):
-    """What the interpreter lacks: the product of two tiles, from the tables of the formats' spec. What is tested with
-    it is all the rest of the kernels: addresses, masks, the way of the scales, the raster, the epilogue."""
-    if HERE.capability:
-        pytest.skip("for the interpreter")
-    import triton.language as tl
-    from triton.language.semantic import TritonSemantic
-    from triton.runtime import interpreter
-
-    def values(of, scales, packed_axis):
-        codes = torch.from_numpy(of.data.copy().view(numpy.uint8))
-        element = number_formats.E4M3
-        if of.dtype.scalar == tl.uint8:
-            element = number_formats.E2M1
-            codes = torch.stack([codes & 15, codes >> 4], packed_axis + 1).flatten(
-                packed_axis, packed_axis + 1
-            )
-        numbers = torch.from_numpy(scales.data.copy().view(numpy.uint8))
-        factors = (
-            number_formats.decode_e8m0(numbers)
-            if scales.dtype.scalar == tl.uint8
-            else number_formats.decode(numbers, number_formats.E4M3)
-        )
-        whole = factors.repeat_interleave(codes.shape[packed_axis] // factors.shape[1], 1)
-        return number_formats.decode(codes, element) * (whole.T if packed_axis == 0 else whole)
-
-    def create(self, a, a_scale, a_format, b, b_scale, b_format, fast, a_pack, b_pack, acc):
-        product = values(a, a_scale, 1) @ values(b, b_scale, 0)
-        return interpreter.TensorHandle(product.numpy() + acc.data, tl.float32)
-
-    checked = TritonSemantic.dot_scaled
-
-    def of_constants(
-        self, a, a_scale, a_format, b, b_scale, b_format, *rest
-    ):  # the interpreter passes plain strings
-        return checked(self, a, a_scale, tl.constexpr(a_format), b, b_scale, tl.constexpr(b_format), *rest)
-
-    monkeypatch.setattr(TritonSemantic, "dot_scaled", of_constants)
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot_scaled", create, raising=False)
+IN_THE_INTERPRETER = pytest.mark.skipif(HERE.capability is not None, reason="for the interpreter")
 
 
+@IN_THE_INTERPRETER
 @pytest.mark.parametrize(
     "form, shape, dtype",
     [
@@ -130,10 +92,11 @@ def dot_scaled(monkeypatch):
         ("nvfp4", (5, 130, 144), torch.bfloat16),
     ],
 )
-def test_naive_around_the_product(dot_scaled, form, shape, dtype):
+def test_naive_around_the_product(form, shape, dtype):
     matches(form, NAIVE, [shape], [dtype])
 
 
+@IN_THE_INTERPRETER
 @pytest.mark.parametrize(
     "form, config, shape, dtype",
     [
@@ -143,12 +106,13 @@ def test_naive_around_the_product(dot_scaled, form, shape, dtype):
         ("nvfp4", TILED[2], (258, 136, 288), torch.float16),
     ],
 )
-def test_native_around_the_product(dot_scaled, form, config, shape, dtype):
+def test_native_around_the_product(form, config, shape, dtype):
     matches(form, config, [shape], [dtype])
 
 
+@IN_THE_INTERPRETER
 @pytest.mark.parametrize("config", [NAIVE, TILED[0]], ids=str)
-def test_tensor_scales_are_applied_in_an_order_that_stays_finite(dot_scaled, config):
+def test_tensor_scales_are_applied_in_an_order_that_stays_finite(config):
     a, b = case("nvfp4", 3, 8, 64, config.kernel == "native")
     for scales in ((3e37, 3e-38), (3e-38, 3e37)):
         for matrix, scale in zip((a, b.T), scales):
@@ -172,15 +136,10 @@ def nan_stays_in_its_row(config):
     assert check.relative_error(out[6:, 10:], wanted[6:, 10:]) < check.TOLERANCE[torch.bfloat16]
 
 
+@IN_THE_INTERPRETER
 @pytest.mark.parametrize("config", [NAIVE, TILED[0]], ids=str)
-def test_nan_stays_in_its_row(dot_scaled, config):
+def test_nan_stays_in_its_row(config):
     nan_stays_in_its_row(config)
-
-
-@pytest.mark.skipif(HERE.capability is not None, reason="without a GPU")
-def test_the_interpreter_has_no_dot_scaled():
-    with pytest.raises(device.Unsupported, match="interpreter of Triton .* has no tl.dot_scaled"):
-        matmul(*case("mxfp4", 4, 8, 64))
 
 
 @pytest.mark.gpu
@@ -247,7 +206,7 @@ def test_the_choice_on_other_gpus(gpu):
     assert hopper("mxfp8_e4m3", "naive").kernel == hopper("mxfp4", "naive").kernel == "naive"
     with pytest.raises(device.Unsupported, match="native kernel needs block-scaled tensor cores"):
         hopper("mxfp4", "native")
-    with pytest.raises(device.Unsupported, match="needs its operands on a GPU; they are on cpu"):
+    with pytest.raises(device.Unsupported, match="needs operands on a GPU; they are on cpu"):
         hopper("mxfp4", "naive", where="cpu")
     blackwell = gpu("sm_100a")
     assert str(blackwell("nvfp4", "native")) == str(first("nvfp4", "sm_100a"))

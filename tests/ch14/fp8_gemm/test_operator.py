@@ -145,7 +145,7 @@ def test_bad_input_gets_one_sentence():
     refused("lies in the memory of", out=twice)
     refused("with rows of scales; it is .* tiled", out=mx_formats.empty((5, 256), "mxfp8_e4m3", tiled=True))
     refused(
-        "N is 192; for an MXFP8 output it must be a multiple of 128",
+        "N is 192; an MXFP8 output needs a multiple of 128",
         ("b", b[:, :192]),
         out=mx_formats.empty((5, 192), "mxfp8_e4m3"),
     )

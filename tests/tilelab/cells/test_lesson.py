@@ -64,26 +64,65 @@ def test_without_a_gpu_figures_are_recorded_and_the_check_runs_in_the_emulator(r
         "ms": "1",
         "GB/s": "4000",
         "× torch add": "0.98",
-        "× version before": "1.5",
         "check": "ok in the emulator",
     }
-    table = ladder.step(KERNEL, prepare_with(KERNEL), "add_two")
-    assert table.frame["check"].iloc[1] == "ok in the emulator; figures of another text of the cell"
-    wrong = cuda_magic.find_kernels(ADD.replace("+ 1;", "+ 2;"))["add_one"]
-    table = ladder.step(wrong, prepare_with(wrong))
-    assert table.frame["check"].iloc[2].startswith("the sums are wrong (in the emulator)")
+    table = ladder.step(KERNEL, prepare_with(KERNEL), "add_two")  # its record is of another text
+    assert list(table.frame.iloc[1]) == [
+        "add_two",
+        "",
+        "",
+        "",
+        "ok in the emulator; this version was not timed",
+    ]
     assert "add_three is not recorded" in ladder.step(KERNEL, prepare_with(KERNEL), "add_three").caption
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_a_write_beside_the_output_is_found(dtype):
-    out, buffer = lesson.make_guarded(torch.zeros(100, dtype=dtype))
-    right = torch.zeros(100, dtype=torch.bool)
-    assert lesson.find_fault(out, buffer, right) == ""
-    buffer[lesson.GUARD_BYTES - 1] = 0
-    assert lesson.find_fault(out, buffer, right) == "memory outside of out was overwritten"
-    right[7] = True
-    assert lesson.find_fault(out, buffer, right) == "1 of 100 elements are wrong, the first at index 7"
+@pytest.mark.parametrize(
+    "change, check",
+    [
+        (("+ 1;", "+ 2;"), "the sums are wrong (in the emulator); this version was not timed"),
+        (("+ 1;", "+ 1.0f;"), "ok in the emulator; this version was not timed"),
+        (("", "-DWIDTH=2"), "ok in the emulator; this version was not timed"),
+    ],
+)
+def test_an_edited_cell_shows_no_figures(recorded, change, check):
+    source, options = (ADD, change[1:]) if not change[0] else (ADD.replace(*change), ())
+    edited = cuda_magic.find_kernels(source, options)["add_one"]
+    table = make_ladder().step(edited, prepare_with(edited))
+    assert list(table.frame) == ["version", "check"] and list(table.frame.iloc[0]) == ["add_one", check]
+
+
+def test_a_gain_over_an_edited_version_is_not_shown(recorded, monkeypatch):
+    record = results.load("test_ladder")
+    record["rows"][1]["code"] = lesson.code_hash(KERNEL)
+    results.save(record)
+    edited = cuda_magic.find_kernels(ADD.replace("+ 1;", "+ 1.0f;"))["add_one"]
+    for first, gains in ((edited, []), (KERNEL, ["1.5"])):
+        ladder = make_ladder()
+        ladder.step(first, prepare_with(first))
+        frame = ladder.step(KERNEL, prepare_with(KERNEL), "add_two").frame
+        assert frame["ms"].iloc[1] == "1"
+        assert [gain for gain in frame.get("× version before", []) if gain] == gains
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_sweep_of_edited_cells_shows_no_figures(monkeypatch, tmp_path, edited):
+    monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
+    monkeypatch.setattr(device, "current", lambda: device.Device())
+    versions = {(width,): (KERNEL.define(WIDTH=width), prepare_with(KERNEL)) for width in (1, 2)}
+    rows = [
+        {"width": width, "ms": 1.0, "ratio": 0.98, "code": lesson.code_hash(versions[width,][0])}
+        for width in (1, 2)
+    ]
+    source = lesson.ladder_hash([KERNEL.source_hash(with_constants=False)])
+    here = device.Device("NVIDIA H200", (9, 0), "sm_90a")
+    results.save(results.make_record("test_sweep", rows, source, here))
+    if edited:
+        other = cuda_magic.find_kernels(ADD.replace("+ 1;", "+ 1.0f;"))["add_one"]
+        versions[2,] = (other.define(WIDTH=2), prepare_with(other))
+    record = make_ladder().sweep("test_sweep", versions, ["width"])
+    assert [row.get("ms") for row in record.rows] == ([None, None] if edited else [1.0, 1.0])
+    assert ("this version was not timed" in record.label()) == edited
 
 
 def test_an_unwritten_kernel_is_found():

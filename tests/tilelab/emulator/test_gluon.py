@@ -62,13 +62,6 @@ def test_a_tile_that_hangs_over_the_end_is_clipped(seed):
     [
         (("    mbarrier.init(full, count=1)\n", ""), "before mbarrier.init"),
         (
-            (
-                "    mbarrier.init(full, count=1)\n    fence_async_shared()",
-                "    mbarrier.init(full, count=1)",
-            ),
-            "no fence",
-        ),
-        (
             ("    mbarrier.expect(full, x_desc.block_type.nbytes)\n", ""),
             "nothing moves any more.*mbarrier.wait.full, 0",
         ),

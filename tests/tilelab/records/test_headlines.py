@@ -164,7 +164,7 @@ def test_the_summaries_of_the_tests(tmp_path):
     no_torch = json.dumps(run | {"versions": {"torch": None, "triton": None}})
     for damaged in ("{", "[]", json.dumps({"passed": 1}), no_torch, json.dumps(run | {"failures": [1]})):
         path.write_text(damaged)
-        with pytest.raises(ValueError, match=r"torch-2.13/tests.json is no summary of the tests \("):
+        with pytest.raises(ValueError, match=r"torch-2.13/tests.json is no summary of tests \("):
             headlines.summarise_tests(tmp_path)
 
 

@@ -271,9 +271,7 @@ def test_a_name_that_is_no_files(own_folder, on, name):
         lambda: results.load_record(name, ""),
         lambda: results.live_or_recorded(name, pytest.fail, ""),
     ):
-        with pytest.raises(
-            ValueError, match=r"^the name of an experiment consists of a to z, 0 to 9 and _; .+\.$"
-        ):
+        with pytest.raises(ValueError, match=r"^the name of an experiment holds a to z, 0 to 9 and _; .+\.$"):
             use()
     assert not os.listdir(own_folder)
 

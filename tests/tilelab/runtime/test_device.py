@@ -238,7 +238,7 @@ def test_a_lock_lies_where_only_this_user_can_open_it(monkeypatch, tmp_path):
     assert path == device.user_lock_path("GPU-a.turn") and path.parent.parent == tmp_path
     assert path.parent.stat().st_mode & 0o777 == 0o700
     path.parent.chmod(0o755)
-    with pytest.raises(PermissionError, match="must be a folder of this user and of mode 0700"):
+    with pytest.raises(PermissionError, match="must be this user's and of mode 0700"):
         device.user_lock_path("GPU-a.turn")
     path.parent.chmod(0o700)
     monkeypatch.setattr(os, "getuid", lambda: 12345)

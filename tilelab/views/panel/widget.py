@@ -50,9 +50,8 @@ class Panel:
         self._owner = SweepOwner(self._lock, self._on_rows, self._on_end)
         self._snapshot_timer = threading.Timer(0, self._update_snapshot)
         self._session_rows: dict[str, dict] = {}  # by key, for every choice so far
-        self._choice = self._described = self._snapshot_handles = (
-            None  # `_described` is the choice for the browser
-        )
+        # `_described` is the choice for the browser
+        self._choice = self._described = self._snapshot_handles = None
         self._problem = self._note = ""
         self._sent: list[dict] = []  # the rows that the browser has
         self.values: dict[str, str] = {}
@@ -98,12 +97,9 @@ class Panel:
     def _set_values(self, values: dict[str, str]) -> None:
         """Set menus; a shape that is none is kept as text. ValueError for what a menu does not offer."""
         if unknown := set(values) - set(MENUS):
-            raise ValueError(
-                f"unknown menu {', '.join(sorted(unknown))}; a panel's menus are {', '.join(MENUS)}."
-            )
-        for name in filter(
-            values.__contains__, MENUS
-        ):  # in this order: the kernel decides what the others offer
+            raise ValueError(f"unknown menu {', '.join(sorted(unknown))}; choose one of {', '.join(MENUS)}.")
+        # The order is that of MENUS: the kernel decides what the others offer.
+        for name in filter(values.__contains__, MENUS):
             value, kernel = values[name], self.kernels[self.values["kernel"]]
             if name == "shape":
                 try:

@@ -1,6 +1,5 @@
 """The exercises' checks: the solutions pass, and each planted wrong answer fails with the rule that it breaks."""
 
-import planted
 import pytest
 
 from ch07.bulk_copy.lesson import exercises
@@ -12,8 +11,13 @@ NOTEBOOKS = ROOT / "notebooks"
 SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch07_bulk_copy.ipynb")
 
 
-def answer(kernel, change=("", "")):
-    return planted.answer(SOLUTIONS, kernel, change)[kernel]
+def answer(kernel, *changes):
+    """Return a solution in which texts are replaced by others."""
+    source = SOLUTIONS[kernel].source
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    return cuda_magic.find_kernels(source, SOLUTIONS[kernel].options)[kernel]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +68,93 @@ def test_a_ring_that_is_right_for_some_stages_only_fails(change):
         exercises.check_rings(answer("my_ring", change))
 
 
+STORE = "bulk_store(out + u64(tile) * BYTES, shared_address(buffer + use % STAGES * BYTES), BYTES);"
+REFILL = "        bulk_wait_read<0>();\n        load(use + STAGES);"
+
+
+@pytest.mark.parametrize(
+    "changes, fault",
+    [
+        # one buffer and one barrier, whatever STAGES says; and loads that are issued just before their wait
+        (
+            [
+                ("% STAGES", "% 1"),
+                ("/ STAGES", "/ 1"),
+                ("use < STAGES", "use < 1"),
+                ("use + STAGES", "use + 1"),
+            ],
+            "3 stag",
+        ),
+        (
+            [
+                ("for (int use = 0; use < STAGES; ++use) load(use);", ""),
+                ("        mbarrier_wait(", "        load(use);\n        mbarrier_wait("),
+                ("load(use + STAGES);", ""),
+            ],
+            "with 3 stages, when a block stores its tile number 0 it has issued 1 load; .* it can have issued 2",
+        ),
+        # the other way round, and what writes elsewhere
+        (
+            [("x + u64(tile)", "out + u64(tile)"), (STORE, STORE.replace("out", "(u8*)x"))],
+            "elements are wrong",
+        ),
+        ([(STORE, STORE + " if (use == 0) *(u8*)x = ~*x;")], "with 1 stage, .* input 1 was overwritten"),
+        ([(STORE, STORE + " out[u64(tiles) * BYTES + 80000] = 1;")], "80,000 bytes past its end"),
+        ([(STORE, STORE + " if (!use) out[-81920] = 1;")], "from 81,920 bytes before its begin"),
+        # no bulk copies at all, or stores without them
+        (
+            [(STORE, "for (int i = 0; i < BYTES; ++i) (out + tile * BYTES)[i] = (x + tile * BYTES)[i];")],
+            "store 0 of",
+        ),
+    ],
+)
+def test_a_ring_that_is_no_ring_or_writes_elsewhere_fails(changes, fault):
+    with pytest.raises(AssertionError, match=fault):
+        exercises.check_rings(answer("my_ring", *changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # the stage before is refilled, as in ring_copy
+        [
+            (
+                REFILL,
+                "        if (STAGES == 1) bulk_wait_read<0>(), load(use + 1);\n"
+                "        else if (use > 0) bulk_wait_read<1>(), load(use - 1 + STAGES);",
+            ),
+            ("    }\n}", "    }\n    bulk_wait_read<0>();\n}"),
+        ],
+        # a tile comes and goes in halves
+        [
+            (
+                "bulk_load(shared_address(buffer + use % STAGES * BYTES), x + u64(tile) * BYTES, BYTES, barrier);",
+                "for (u32 half = 0; half < BYTES; half += BYTES / 2) bulk_load(shared_address(buffer + use % STAGES * "
+                "BYTES) + half, x + u64(tile) * BYTES + half, BYTES / 2, barrier);",
+            )
+        ],
+    ],
+)
+def test_another_right_ring_passes(changes):
+    exercises.check_rings(answer("my_ring", *changes))
+
+
+def test_the_first_exercise_asks_for_a_fault(capsys):
+    exercises.check("Exercise 1", answer("too_early"))
+    said = capsys.readouterr().out
+    assert said.startswith("The fault: with 1 block, 5 tiles: ") and said.endswith("Exercise 1: solved.\n")
+    for kernel, reason in (
+        (answer("mended_ring"), "let the thread wait for the older store only"),
+        (
+            answer("too_early", ("use / 2 % 2", "0")),
+            "with bulk_wait_read<0> it must be right, and with 1 block",
+        ),
+        (answer("too_early", ("load(use + 2);", "if (use > 0) load(use + 1);")), "it is right"),
+    ):
+        exercises.check("Exercise 1", kernel)
+        assert f"Exercise 1: not yet right ({reason}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -72,6 +163,17 @@ def test_a_ring_that_is_right_for_some_stages_only_fails(change):
         ("mbarrier_wait(barrier, 0);", ""),
         ("bulk_wait_read<0>();", ""),
         ("blockIdx.x * 256, shared", "0, shared"),
+        ("*= a", "= a * tile[threadIdx.x] + 1e-6f"),
+        ("*= a", "= fabsf(a) * tile[threadIdx.x]"),
+        ("    tile[threadIdx.x] *= a;", "    tile[threadIdx.x] = out[blockIdx.x * 256 + threadIdx.x] = 0;"),
+        (
+            "    tile[threadIdx.x] *= a;",
+            "    tile[threadIdx.x] = ((float*)x)[blockIdx.x * 256 + threadIdx.x] = 0;",
+        ),
+        (
+            "    tile[threadIdx.x] *= a;",
+            "    tile[threadIdx.x] *= a; if (!blockIdx.x) out[gridDim.x * 256 + 20000] = 0;",
+        ),
     ],
 )
 def test_a_wrong_scale_fails(change):

@@ -136,6 +136,84 @@ def test_a_wrong_search_fails(change):
         exercises.check_search(answer("my_search", change)["my_search"])
 
 
+@pytest.mark.parametrize(
+    "search",
+    [
+        # every lane of a warp searches for each of its targets; a thread looks at one source time after the other
+        """for (int i = first + threadIdx.x / 32; i < min(first + CHUNK, targets); i += 8) {
+            const float target = target_times[batch * targets + i];
+            int low = 0, high = sources - 2;
+            while (low < high) {
+                const int middle = (low + high + 1) / 2;
+                if (times[middle] <= target) low = middle;
+                else high = middle - 1;
+            }
+            left[batch * targets + i] = low;
+        }""",
+        """for (int i = first + threadIdx.x; i < min(first + CHUNK, targets); i += 256) {
+            int low = 0;
+            while (low < sources - 2 && times[low + 1] <= target_times[batch * targets + i]) ++low;
+            left[batch * targets + i] = low;
+        }""",
+    ],
+)
+def test_a_search_that_takes_too_many_steps_fails(search):
+    source = SOLUTIONS["my_search"].source
+    source = source[: source.index("    const int i = first")] + search + "}\n"
+    with pytest.raises(AssertionError, match="left is right, but .* take [0-9,]+ steps in all per target"):
+        exercises.check_search(cuda_magic.find_kernels(source, SOLUTIONS["my_search"].options)["my_search"])
+
+
+def test_two_threads_may_search_for_a_target():
+    changes = (
+        "threadIdx.x;\n    if (threadIdx.x >= CHUNK",
+        "threadIdx.x / 2;\n    if (threadIdx.x >= 2 * CHUNK",
+    )
+    exercises.check_search(answer("my_search", changes)["my_search"])
+
+
+def test_a_short_chunk_must_not_reach_into_the_next_batch():
+    # In the order of the blocks the next one repairs it, and the end of the last batch is known.
+    change = ("min(CHUNK, targets - within)", "min(CHUNK, items / chunks * targets - first)")
+    with pytest.raises(AssertionError, match="the first blocks alone: .* elements are wrong"):
+        check_search(change)
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        # one row by TMA, and the others from global memory
+        (
+            [
+                (
+                    "const u32 bytes = (left[first + count - 1] + 2 - first_row) * DEPTH * 4",
+                    "const u32 bytes = DEPTH * 4",
+                ),
+                ("rows + (left[first + i / DEPTH] - first_row)", "features + left[first + i / DEPTH]"),
+            ],
+            "a block needs [0-9]+ rows, and its bulk copy brings 1",
+        ),
+        (
+            [
+                (
+                    "bulk_load(shared_address(rows), features + first_row * DEPTH, bytes,",
+                    "for (u32 row = 0; row < bytes; row += 512) bulk_load(shared_address(rows) + row, "
+                    "features + first_row * DEPTH + row / 4, 512,",
+                )
+            ],
+            "a block has [0-9]+ bulk copies instead of one",
+        ),
+    ],
+)
+def test_a_blend_must_bring_its_rows_with_one_bulk_copy(changes, reason):
+    source = SOLUTIONS["my_blend"].source
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    with pytest.raises(AssertionError, match=reason):
+        exercises.check_blend(cuda_magic.find_kernels(source, SOLUTIONS["my_blend"].options)["my_blend"])
+
+
 def test_a_search_in_global_memory_is_not_what_was_asked():
     source = (
         SOLUTIONS["my_search"]

@@ -21,10 +21,7 @@ ROOM = torch.zeros(16, 64)
         ((ROOM, 1 << 32, 0, (4, 4)), "row must be a whole number of 32 bits; it is 4294967296"),
         ((ROOM, 0, 4.0, (4, 4)), "column must be a whole number of 32 bits; it is 4.0"),
         ((ROOM, 0, 0, (4, 3)), "multiple of 16 bytes"),
-        (
-            (ROOM, 0, 0, (4, 4), "128B"),
-            "rows of a box with a swizzle of 128B must take 128 bytes; they take 16",
-        ),
+        ((ROOM, 0, 0, (4, 4), "128B"), "rows of a box with swizzle 128B must take 128 bytes, not 16"),
         ((ROOM.int(), 0, 0, (4, 4), "none", "nan"), "fill must be zero for a tensor of integers"),
     ],
 )

@@ -156,6 +156,9 @@ def test_the_solutions_pass(exercise, kernel):
     exercises.CHECKS[exercise](SOLUTIONS[kernel])
 
 
+WIDE_END = "out[(long long)row * stride + column] = 0.25f * sum;"
+
+
 @pytest.mark.parametrize(
     "exercise, kernel, change",
     [
@@ -167,6 +170,27 @@ def test_the_solutions_pass(exercise, kernel):
         ("Exercise 3", "wide_stencil", ("row < rows && ", "")),
         ("Exercise 3", "wide_stencil", ("here[-2] + here[2]", "here[-1] + here[1]")),
         ("Exercise 3", "wide_stencil", ("__syncthreads();", "")),
+        ("Exercise 3", "wide_stencil", ("row * stride", "row * columns")),
+        ("Exercise 2", "mended_stencil", ("row * stride", "row * columns")),
+        # The first pixel of the neighbour, with its value and without; a block that writes all but its first column.
+        (
+            "Exercise 3",
+            "wide_stencil",
+            (
+                WIDE_END,
+                WIDE_END + " if (!threadIdx.x && left + 128 < columns) out[top * stride + left + 128] = 0;",
+            ),
+        ),
+        (
+            "Exercise 3",
+            "wide_stencil",
+            (
+                WIDE_END,
+                WIDE_END
+                + " if (i % 128 == 127 && row < rows && column + 1 < columns) out[(long long)row * stride + "
+                "column + 1] = 0.25f * (here[1 - 2 * WIDE] + here[1 + 2 * WIDE] + here[-1] + here[3]);",
+            ),
+        ),
         ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row % 4")),
         ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row % 8")),
         ("Exercise 4", "narrow_transpose", (" ^ row / 2 % 4", "")),

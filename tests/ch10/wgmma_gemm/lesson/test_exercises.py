@@ -14,11 +14,13 @@ SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch10_wgmma_ge
 LESSON = cuda_magic.notebook_kernels(NOTEBOOKS / "ch10_wgmma_gemm.ipynb")
 
 
-def answer(kernel, change=("", "")):
-    """Return a solution in which one line is changed."""
-    assert change[0] in SOLUTIONS[kernel].source
-    found = cuda_magic.find_kernels(SOLUTIONS[kernel].source.replace(*change), SOLUTIONS[kernel].options)
-    return found[kernel]
+def answer(kernel, *changes):
+    """Return a solution in which texts are replaced by others."""
+    source = SOLUTIONS[kernel].source
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    return cuda_magic.find_kernels(source, SOLUTIONS[kernel].options)[kernel]
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,33 @@ def test_wrong_counts_fail(full, empty):
     ],
 )
 def test_a_wrong_consumer_fails(change):
+    with pytest.raises(AssertionError, match="with . stages, "):
+        exercises.check_consumer(answer("my_consumer", change))
+
+
+ARRIVE = (
+    "            if (step > 0 && threadIdx.x % 32 == 0) mbarrier_arrive(empty + (step - 1) % STAGES * 8);"
+)
+RELEASE_AT_ONCE = "            if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * state.stage);"
+
+
+@pytest.mark.parametrize(
+    "change, count",
+    [
+        ([("wgmma_wait<1>();", "wgmma_wait<0>();")], 6),
+        ([("wgmma_wait<1>();", "wgmma_wait<0>();"), (ARRIVE, RELEASE_AT_ONCE)], 6),
+        ([("wgmma_wait<1>();", "if (step % 2) wgmma_wait<0>(); else wgmma_wait<1>();")], 3),
+    ],
+)
+def test_two_steps_must_overlap(change, count):
+    with pytest.raises(AssertionError, match=f"the sums are right, but {count} of 6 steps wait"):
+        exercises.check_consumer(answer("my_consumer", *change))
+
+
+@pytest.mark.parametrize(
+    "change", [(f"            wgmma_wait<1>();\n{ARRIVE}", f"{ARRIVE}\n            wgmma_wait<1>();")]
+)
+def test_a_stage_is_not_released_before_its_products_have_read_it(change):
     with pytest.raises(AssertionError, match="with . stages, "):
         exercises.check_consumer(answer("my_consumer", change))
 

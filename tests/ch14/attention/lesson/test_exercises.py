@@ -126,11 +126,6 @@ def test_what_is_not_written_is_not_solved(kernels, capsys):
             ("mbarrier.wait(full, use % 2)", "mbarrier.wait(full, 0)"),
             "before TMA has landed|still lands",
         ),
-        (
-            "one_group",
-            ("    fence_async_shared()  # now TMA sees the initialised", "    # "),
-            "no fence_async_shared",
-        ),
         ("with_producer", ("mbarrier.arrive(v_empty.index(stage), count=1)", ""), "nothing moves any more"),
         ("with_producer", ("use // STAGES % 2  # +", "use % 2  # +"), "in the emulator"),
         (

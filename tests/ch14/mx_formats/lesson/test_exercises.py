@@ -1,5 +1,7 @@
 """The versions of the notebook are right, the solutions pass, and each planted wrong answer fails its check."""
 
+import re
+
 import pytest
 import torch
 
@@ -43,10 +45,10 @@ def test_the_versions_are_right(name):
     [
         ("block_per_program", (">> 23) - 8", ">> 23) - 7"), "scales: "),
         ("block_per_program", ("448.0", "480.0"), "codes: "),
-        ("many_blocks", (", mask=inside[:, None])\n", ")\n"), "memory outside"),
+        ("many_blocks", (", mask=inside[:, None])\n", ")\n"), "outside of"),
         ("many_blocks", ("tl.abs(elements), 1", "elements, 1"), "scales: "),
         ("converted", ("254 - scale", "253 - scale"), "codes: "),
-        ("tiled_scales", ("groups + 3", "groups"), "scales: "),
+        ("tiled_scales", ("groups + 3", "groups"), "scales: |different values"),
         ("mxfp4_split", ("low | high << 4", "high | low << 4"), "codes: "),
         (
             "mxfp4_split",
@@ -78,7 +80,7 @@ def test_the_versions_are_right(name):
     ],
 )
 def test_a_wrong_version_fails(name, change, reason):
-    assert reason in check_version(name, change)
+    assert re.search(reason, check_version(name, change))
 
 
 @pytest.mark.parametrize("exercise", ANSWERS)

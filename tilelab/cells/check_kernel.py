@@ -1,0 +1,263 @@
+"""Check a reader's own kernel without a GPU: `python -m tilelab.emulator kernel.cu --launch launch.py`.
+
+launch.py defines `launch(kernel)`, which makes CPU tensors, calls `kernel[grid, block, smem_bytes, cluster](...)`, and
+returns the result and what is expected: two tensors, two lists of tensors, or True or False. A launch of several
+kernels names them as its parameters. The command runs it under each timing of the emulator's engines. It says that the
+kernel is right, or which rule is broken in which line, and compiles the kernel for a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+import pathlib
+import re
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilelab import cli, emulator
+from tilelab.cells import cuda_magic
+from tilelab.runtime import cuda, device, files
+
+MODULE = "tilelab.emulator"
+SEED_NAMES = ("slow engines", "fast engines", "fast copies and slow products")
+
+
+def find_difference(found: Any) -> str:
+    """Return how the result that a launch returned differs from what it expected; "" where it does not."""
+    import torch
+
+    if found is None or isinstance(found, bool):
+        return "" if found is not False else "launch() returned False"
+    result, expected = found
+    if isinstance(result, (list, tuple)):
+        parts = [find_difference(pair) for pair in zip(result, expected, strict=True)]
+        return next((f"result {index}: {part}" for index, part in enumerate(parts) if part), "")
+    if result.shape != expected.shape:
+        return f"the result has the shape {tuple(result.shape)}, not {tuple(expected.shape)}"
+    wrong = ~torch.isclose(
+        result.to(expected.dtype), expected, *_tolerance(result.dtype), equal_nan=True
+    ).reshape(-1)
+    if not wrong.any():
+        return ""
+    first = int(wrong.nonzero()[0])
+    return (
+        f"{int(wrong.sum()):,} of {wrong.numel():,} elements are wrong; element {first:,} is "
+        f"{result.reshape(-1)[first].item():g} instead of {expected.reshape(-1)[first].item():g}"
+    )
+
+
+def _tolerance(dtype: Any) -> tuple[float, float]:
+    """Return the relative and the absolute difference that rounding in a sum may cause."""
+    if not dtype.is_floating_point:
+        return 0.0, 0.0
+    return {2: (0.02, 0.02), 1: (0.13, 0.13)}.get(dtype.itemsize, (1e-3, 1e-3))
+
+
+def check(call: Callable[[], Any], seeds: Sequence[int]) -> list[dict]:
+    """Return what is wrong with a launch under the timings `seeds`, each fault once: `seed`, `line` and `said`."""
+    import torch
+
+    faults: dict[str, dict] = {}
+    for seed in seeds:
+        torch.manual_seed(seed)
+        try:
+            with emulator.with_seed(seed):
+                said = find_difference(call())
+        except emulator.EmulationError as error:
+            said = str(error)
+        if said:
+            line = re.match(r"line (\d+)", said)
+            key = re.sub(r"\d+", "", said.partition(": ")[2]) if line else "different"
+            faults.setdefault(key, {"seed": seed, "line": int(line[1]) if line else None, "said": said})
+    return list(faults.values())
+
+
+def _describe_seed(seed: int) -> str:
+    return f"seed {seed}, {SEED_NAMES[seed] if seed < len(SEED_NAMES) else 'random timings'}"
+
+
+def load_launch(path: pathlib.Path) -> Callable:
+    """Return the function `launch` of a file; ValueError says why there is none."""
+    sys.path.insert(0, str(path.absolute().parent))
+    try:
+        launch = runpy.run_path(str(path)).get("launch")
+    except Exception as error:
+        raise ValueError(f"{path.name} cannot be run: {_explain(error, path)}") from error
+    if not callable(launch):
+        raise ValueError(f"{path.name} defines no function launch(kernel).")
+    return launch
+
+
+def _explain(error: Exception, path: pathlib.Path) -> str:
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
+    ]
+    where = f"line {lines[-1]}: " if lines else ""
+    return f"{where}{type(error).__name__}: {device.first_line(error)}"
+
+
+def choose_kernels(launch: Callable, kernels: dict, name: str | None) -> list:
+    """Return the kernels for the parameters of a launch."""
+    parameters = list(inspect.signature(launch).parameters)
+    if len(parameters) > 1:
+        if unknown := [each for each in parameters if each not in kernels]:
+            raise ValueError(
+                f"launch() names the kernel {unknown[0]}; the file declares {', '.join(kernels)}."
+            )
+        return [kernels[each] for each in parameters]
+    if name is None and len(kernels) > 1:
+        name = parameters[0] if parameters and parameters[0] in kernels else None
+        if name is None:
+            raise ValueError(f"the file declares {', '.join(kernels)}; choose one with --kernel.")
+    if name is not None and name not in kernels:
+        raise ValueError(f"the file declares no kernel {name!r}; it declares {', '.join(kernels)}.")
+    return [kernels[name or next(iter(kernels))]]
+
+
+# nvcc has the headers of the C++ library, which NVRTC lacks. Of these, kernels use the names of integers.
+INTEGERS = " ".join(
+    f"typedef {'' if sign else 'un'}signed {kind} {'' if sign else 'u'}int{bits}_t;"
+    for kind, bits in (("char", 8), ("short", 16), ("int", 32), ("long", 64))
+    for sign in (True, False)
+)
+HOST_HEADER = re.compile(
+    r"^[ \t]*#[ \t]*include[ \t]*<(?:(?:std(?:int|io|lib|def)|assert|math|float|limits|string|time)\.h|\w+)>",
+    re.MULTILINE,
+)
+
+
+def compile_kernel(kernel: Any) -> dict:
+    """Return the resources and the instructions of a kernel compiled for its target, or why it does not compile."""
+    if HOST_HEADER.search(kernel.source):
+        kernel = dataclasses.replace(kernel, source=INTEGERS + HOST_HEADER.sub("", kernel.source))
+    try:
+        row = {"target": kernel.target, **kernel.resources()}
+    except cuda.CompileError as error:
+        return {"target": kernel.target, "reason": str(error).strip()}
+    try:
+        return row | {"sass": kernel.counts()}
+    except RuntimeError:  # cuobjdump may be missing, or older than the target
+        return row
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = cli.make_plain_parser(MODULE, "Check a kernel without a GPU.")
+    parser.add_argument("file", metavar="kernel.cu", type=pathlib.Path)
+    parser.add_argument(
+        "--launch", required=True, type=pathlib.Path, metavar="launch.py", help="a file with launch(kernel)"
+    )
+    parser.add_argument("--kernel", metavar="NAME", help="which of several kernels of the file")
+    parser.add_argument(
+        "--instance",
+        action="append",
+        default=[],
+        dest="instances",
+        help='an instance of a template, as "gemm<128>"',
+    )
+    parser.add_argument("-D", action="append", default=[], dest="constants", metavar="NAME=VALUE")
+    parser.add_argument("--target", default="sm_90a", help="compile for this target (default sm_90a)")
+    parser.add_argument("--seeds", type=int, default=len(emulator.SEEDS), help="how many timings are tried")
+    parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
+    options = parser.parse_args(argv)
+    for path in (options.file, options.launch):
+        if not path.is_file():
+            parser.error(f"there is no file {path}.")
+    if options.seeds < 1:
+        parser.error(f"--seeds must be 1 or more; it is {options.seeds}.")
+    if options.json and options.json != "-" and (reason := cli.unwritable_reason(options.json)):
+        parser.error(f"--json takes a file; {reason}.")
+    try:
+        device.target_limits(options.target)
+    except ValueError as error:
+        parser.error(f"--target must name a target: {error}")
+    return options
+
+
+def _check_file(options: argparse.Namespace) -> dict:
+    """Return the report about the kernel of a file."""
+    source = f"\n#line 1\n{options.file.read_text(errors='replace')}"
+    constants = [f"-D{each}" for each in options.constants] + [f"-I{options.file.absolute().parent}"]
+    instances = {"instances": options.instances} if options.instances else {}
+    kernels = cuda_magic.find_kernels(source, constants, options.target, **instances)
+    if not kernels:
+        raise ValueError(
+            f"{options.file.name} declares no kernel, or only templates: name one with --instance."
+        )
+    launch = load_launch(options.launch)
+    chosen = choose_kernels(launch, kernels, options.kernel)
+    try:
+        faults = check(lambda: launch(*chosen), range(options.seeds))
+        if any("fence_mbarrier_init is missing" in fault["said"] for fault in faults):
+            with emulator.without_init_fence():  # which GPUs forgive: look for more
+                others = check(lambda: launch(*chosen), range(options.seeds))
+            faults += others or [
+                {"seed": None, "line": None, "said": "With this fence the kernel would be right"}
+            ]
+    except (ValueError, TypeError, AttributeError, KeyError, IndexError, ImportError) as error:
+        raise ValueError(f"{options.launch.name}, {_explain(error, options.launch)}") from error
+    report = {
+        "file": options.file.name,
+        "kernel": ", ".join(kernel.name for kernel in chosen),
+        "status": "wrong" if faults else "ok",
+        "seeds": options.seeds,
+        "faults": faults,
+        "compiled": {kernel.name: compile_kernel(kernel) for kernel in chosen},
+    }
+    return report
+
+
+def _describe(report: dict) -> str:
+    which = f"{report['kernel']} in {report['file']}"
+    if not report["faults"]:
+        count = report["seeds"]
+        lines = [
+            f"{which} is right under {count} timing{'s' if count > 1 else ''} of the copy engine and the tensor core."
+        ]
+    else:
+        lines = [f"{which} is wrong."]
+        for fault in report["faults"]:
+            under = "" if fault["seed"] is None else f" ({_describe_seed(fault['seed'])})"
+            lines.append(f"  {fault['said']}{under}.")
+    for name, row in report["compiled"].items():
+        if "reason" in row:
+            reason = next((each for each in row["reason"].splitlines() if "error" in each), row["reason"])
+            lines.append(f"{name} was not compiled for {row['target']}: {reason}")
+            continue
+        text = f"{name} for {row['target']}: {row['registers']} registers, {row['spills']} B spilled, "
+        text += f"{row['smem_static']:,} B of static shared memory"
+        counts = sorted(row.get("sass", {}).items(), key=lambda item: (-item[1], item[0]))
+        lines.append(
+            "; ".join([text, *([", ".join(f"{n} {opcode}" for opcode, n in counts)] if counts else [])])
+        )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status. Bad usage ends in SystemExit, with status 2."""
+    options = _parse(argv)
+    try:
+        report = _check_file(options)
+    except (
+        ValueError,
+        OSError,
+        RuntimeError,
+    ) as error:  # NotEmulated, Unsupported and CompileError are RuntimeErrors
+        report = {"file": options.file.name, "status": "unsupported", "reason": str(error).strip()}
+        print(f"python -m {MODULE}: {report['reason']}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"python -m {MODULE}: cancelled.", file=sys.stderr)
+        return 130
+    if options.json != "-" and "kernel" in report:
+        print(_describe(report))
+    text = json.dumps(report) + "\n"
+    if options.json == "-":
+        print(text, end="")
+    elif options.json:
+        files.write_atomically(pathlib.Path(options.json), text)
+    return {"ok": 0, "wrong": 1}.get(report["status"], 2)
