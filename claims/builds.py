@@ -31,16 +31,9 @@ def aggressive_on_hopper() -> str:
 @functools.cache
 def copy_depends_on_stages() -> bool:
     """Return whether a copy by descriptor for sm_100a compiles to other PTX with 5 stages than with 1."""
-    jobs = [
-        build.Job(
-            "ch14.descriptors.lesson.tile_copy:copy_tma_kernel",
-            {"source": TILE, "destination": TILE},
-            {"BLOCK_M": 128, "BLOCK_N": 128},
-            "sm_100a",
-            num_stages=stages,
-        )
-        for stages in (1, 5)
-    ]
+    kernel, blocks = "ch14.descriptors.lesson.tile_copy:copy_tma_kernel", {"BLOCK_M": 128, "BLOCK_N": 128}
+    signature = {"source": TILE, "destination": TILE}
+    jobs = [build.Job(kernel, signature, blocks, "sm_100a", num_stages=stages) for stages in (1, 5)]
     one, five = (report.ptx for report in build.build(jobs))
     return one != five
 

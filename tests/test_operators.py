@@ -50,6 +50,12 @@ def call_dequantise(form, tiled=False):
     return lambda: (TILES.dequantise, list_parts(make_rows(40, form, tiled=tiled), form, 96, tiled))
 
 
+def call_pair(form):
+    """What torch.ops.tiles.quantise returns goes into torch.ops.tiles.dequantise, also the empty pair."""
+    parts = TILES.quantise(make_rows(40), form)
+    return lambda: (TILES.dequantise, (*parts, form, 96))
+
+
 def call_decode():
     packed = make_rows(48, "mxfp4")
     return TILES.decode, (make_rows(4), packed.values, packed.scales)
@@ -73,6 +79,7 @@ CALLS = {
     "dequantise-mxfp8_e4m3-tiled": call_dequantise("mxfp8_e4m3", tiled=True),
     "dequantise-nvfp4": call_dequantise("nvfp4"),
     "dequantise-fp8_1x128": call_dequantise("fp8_1x128"),
+    "dequantise-empty-pair": lambda: call_pair("mxfp4")(),
     "decode": call_decode,
     "block_scaled_mm": lambda: (
         TILES.block_scaled_mm,
@@ -571,3 +578,115 @@ def test_the_weight_of_the_pages_recipe_is_taken_by_the_fp8_path():
     b = (q.codes.view(torch.float8_e4m3fn).T, q.scales.T)
     result = blockscaled.spec(mx_formats.quantise(x, "fp8_1x128"), b)
     assert check.relative_error(result, x.double() @ weight.double().T) < 0.1
+
+
+FORMS = ("mxfp8_e4m3", "mxfp4", "nvfp4")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_tensors_of_quantise_are_those_of_the_other_operators(form):
+    x = make_rows(40)
+    values, scales, pair = TILES.quantise(x, form)
+    packed = mx_formats.quantise(x, form)
+    assert torch.equal(TILES.dequantise(values, scales, pair, form, 96), mx_formats.dequantise(packed))
+    product = TILES.block_scaled_mm(*(values, scales, pair, form, False) * 2)
+    assert torch.equal(product, blockscaled.matmul(packed, packed.T))
+
+
+def test_a_product_of_no_rows_is_that_of_torch_mm():
+    a, b = random(0, 32), random(48, 32).T
+    for x, y in ((a, b), (random(8, 32), random(0, 32).T), (random(8, 0), random(48, 0).T)):
+        assert torch.equal(gemm.gemm(x, y), x @ y) and torch.equal(TILES.gemm(x, y), x @ y)
+        assert torch.equal(gemm.prepare(x, y)(), x @ y)
+    a, b = a.requires_grad_(), b.detach().requires_grad_()
+    gemm.gemm(a, b).sum().backward()
+    assert a.grad.shape == a.shape and not b.grad.any()
+    weight = make_rows(48, "mxfp4")
+    rows = make_rows(0)
+    assert blockscaled.matmul(rows, weight.T).shape == (0, 48)
+    assert TILES.decode(rows, weight.values, weight.scales).shape == (0, 48)
+    out = torch.empty(0, 48, dtype=torch.bfloat16, device=WHERE)
+    assert fp4_decode.decode(rows, weight.values, weight.scales, out=out) is out
+    with pytest.raises(ValueError, match="weight must be 48 x 16; it is 48 x 48"):
+        fp4_decode.decode(rows[:, :32].contiguous(), weight.values, weight.scales)
+    q, k = random(1, 2, 0, 64), random(1, 2, 40, 64)
+    assert attention.attention(q, k, k).shape == q.shape
+    for form in FORMS:
+        assert mx_formats.dequantise(mx_formats.quantise(rows, form)).shape == rows.shape
+
+
+def test_the_transforms_of_torch_func_work():
+    func, a, b = torch.func, random(3, 8, 32), random(48, 32).T
+
+    def loss(multiply):
+        return lambda x: multiply(x, b).float().square().sum()
+
+    def agree(ours, theirs):
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=2e-2, atol=2)
+
+    agree(func.vmap(gemm.gemm, in_dims=(0, None))(a, b), a @ b)
+    agree(func.vmap(gemm.gemm, in_dims=(1, None), out_dims=1)(a, b), a @ b)
+    agree(func.grad(loss(gemm.gemm))(a[0]), func.grad(loss(torch.mm))(a[0]))
+    agree(func.vmap(func.grad(loss(gemm.gemm)))(a), func.vmap(func.grad(loss(torch.mm)))(a))
+    small, narrow = a[0, :1], b[:, :8].contiguous()
+    twice = [  # the levels of nested transforms all record
+        func.jacrev(func.jacrev(lambda x, mm=mm: mm(x, narrow).float().square().sum()))(small)
+        for mm in (gemm.gemm, torch.mm)
+    ]
+    assert twice[1].abs().max() > 1
+    agree(*twice)
+    x = random(3, 8, 96, dtype=torch.bfloat16)
+    codes = func.vmap(lambda x: mx_formats.quantise(x, "mxfp8_e4m3").values)(x)
+    assert torch.equal(codes[1], mx_formats.quantise(x[1], "mxfp8_e4m3").values)
+    q = random(2, 1, 2, 16, 64)
+    mixed = func.vmap(attention.attention)(q, q, q)
+    assert torch.equal(mixed[1], attention.attention(q[1], q[1], q[1]))
+
+
+def test_a_tangent_is_refused_and_not_lost():
+    a, b = random(8, 32), random(48, 32).T
+    refused = pytest.raises(
+        RuntimeError, match="gemm has no forward-mode derivative, which jvp, jacfwd and hessian"
+    )
+    with refused:
+        torch.func.jvp(lambda x: gemm.gemm(x, b), (a,), (a,))
+    with refused:
+        torch.func.hessian(lambda x: gemm.gemm(x, b).float().sum())(a)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(a, a)
+        for call in (gemm.gemm, TILES.gemm, gemm.prepare):
+            with refused:
+                call(dual, b)
+        assert gemm.gemm(a, b).shape == (8, 48)
+
+
+def test_meta_tensors_give_shapes_or_the_reason():
+    def meta(*shape, dtype=torch.bfloat16):
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    a, weight = meta(8, 96), mx_formats.quantise(meta(48, 96), "mxfp4")
+    assert gemm.gemm(a, meta(48, 96).T).shape == wgmma_gemm.gemm(a, meta(48, 96).T).shape == (8, 48)
+    assert blockscaled.matmul(a, weight.T).shape == (8, 48)
+    assert blockscaled.matmul(mx_formats.quantise(a, "mxfp4"), weight.T).shape == (8, 48)
+    assert attention.attention(*(meta(1, 2, 16, 64) for _ in range(3))).shape == (1, 2, 16, 64)
+    times = meta(2, 16, dtype=torch.float32)
+    assert resample.resample(meta(2, 16, 8), times, times[:, :4]).shape == (2, 4, 8)
+    for call, says in (
+        (lambda: gemm.gemm(a, meta(96, 48, dtype=torch.float16)), "b must be bfloat16; it is float16"),
+        (lambda: gemm.gemm(a, random(96, 48, dtype=torch.bfloat16)), "all tensors must be on one device"),
+        (lambda: attention.attention(meta(1, 2, 16, 64), *[meta(1, 2, 16, 32)] * 2), "head dimension"),
+        (lambda: gemm.prepare(a, meta(48, 96).T), "a must be in memory; it is on the meta device"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            call()
+
+
+def test_threads_may_call_operators_at_the_same_time():
+    def call(seed):
+        a, b = random(8 + 8 * (seed % 3), 32), random(48, 32).T
+        assert check.relative_error(gemm.gemm(a, b), gemm.spec(a, b)) < 2**-8
+        x = make_rows(8)
+        return float((mx_formats.dequantise(mx_formats.quantise(x, "mxfp8_e4m3")) - x).abs().max()) < 0.5
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(12)))

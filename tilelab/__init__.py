@@ -7,7 +7,10 @@ configurations, `records` keeps results, `cells` runs kernels of notebook cells,
 """
 
 import importlib
+import os
 import pathlib
+import signal
+import sys
 from types import ModuleType
 
 ROOT = pathlib.Path(__file__).parents[1]  # the repository
@@ -27,6 +30,23 @@ MOVED = {
     "triton_cell": "cells",
     "tuned": "runtime",
 }
+
+
+def name_command() -> str:
+    """Return the command that runs: "python -m ch14.gemm"."""
+    words = sys.orig_argv
+    return f"python -m {words[words.index('-m') + 1]}" if "-m" in words[:-1] else words[-1]
+
+
+def cancel_import(*_) -> None:
+    """End a command that is still importing, as `cli.run_main` ends it later."""
+    os.write(2, f"{name_command()}: cancelled.\n".encode())
+    os._exit(130)
+
+
+# While `python -m` still imports the package of its module, Ctrl-C would end in a traceback. `cli.run_main` takes over.
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, cancel_import)
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -7,7 +7,9 @@ A bad argument is one line on stderr, rows are a table or one JSON object, and t
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from tilelab import cancel_import, name_command
 from tilelab.records import results
 from tilelab.runtime import build, device, files
 
@@ -24,8 +27,12 @@ from tilelab.runtime import build, device, files
 def run_main(main: Callable[[], int]) -> NoReturn:
     """Run a command line and end the process with its exit status.
 
-    A reader that closes the pipe early, as `head -1` does, ends the process silently, as SIGPIPE would.
+    A reader that closes the pipe early, as `head -1` does, ends the process silently, as SIGPIPE would. So does a
+    standard output that is closed from the start. A terminal that lacks a character gets one like it.
     """
+    prepare_streams()
+    if signal.getsignal(signal.SIGINT) is cancel_import:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         try:
             status = main()
@@ -36,7 +43,33 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         # Python flushes once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        print(f"{name_command()}: cancelled.", file=sys.stderr)
+        status = 130
+    # What still runs here, a thread or the exit of a library, says nothing about a second Ctrl-C.
+    with contextlib.suppress(ValueError):  # this is not the main thread
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     sys.exit(status)
+
+
+LIKE = str.maketrans(
+    {"×": "x", "µ": "u", "–": "-", "—": "-", "…": "...", "≥": ">=", "≤": "<=", "→": "->", "·": "*"}
+)
+
+
+def prepare_streams() -> None:
+    """Let standard output and error take every text: they may be closed, or know fewer characters than UTF-8."""
+
+    def find_like(error: UnicodeError) -> tuple[str, int]:
+        text = error.object[error.start : error.end].translate(LIKE)
+        return text.encode("ascii", "replace").decode(), error.end
+
+    codecs.register_error("like", find_like)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
+        if hasattr(getattr(sys, name), "reconfigure"):  # a test may have put another object there
+            getattr(sys, name).reconfigure(errors="like")
 
 
 def make_plain_parser(module: str, description: str) -> argparse.ArgumentParser:
@@ -86,6 +119,10 @@ class Options(argparse.Namespace):
         """Write a record as one JSON object where --json says."""
         text = results.to_json(record) if self.json else ""
         if self.json == "-":
+            try:
+                text.encode(sys.stdout.encoding or "utf-8")
+            except UnicodeEncodeError:
+                text = json.dumps(json.loads(text)) + "\n"  # which escapes what the encoding lacks
             print(text, end="")
         elif self.json:
             files.write_atomically(pathlib.Path(self.json), text)

@@ -7,9 +7,12 @@ from collections.abc import Callable
 import torch
 
 from tilelab.runtime import operators
+from tilelab.runtime.operands import require_tensor
 
 
 def _fake(a: torch.Tensor, b: torch.Tensor, config: str = "best") -> torch.Tensor:
+    for name, matrix in (("a", a), ("b", b)):
+        require_tensor(name, matrix, "wgmma_gemm", dtype=torch.bfloat16, ndim=2, on=a.device, in_memory=False)
     torch._check(
         a.shape[1] == b.shape[0], lambda: f"a (M, K) and b (K, N) must agree in K; {a.shape} and {b.shape}."
     )

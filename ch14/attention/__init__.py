@@ -100,7 +100,17 @@ def _query_rows(config: AttentionConfig) -> int:
     return 64 if config.kernel == "hopper" else config.block_m
 
 
-def _check_operands(q, k, v, out, scale) -> None:
+def _refuse_options(attn_mask, dropout_p) -> None:
+    """Raise ValueError for options of scaled_dot_product_attention that would change the result."""
+    if attn_mask is not None:
+        raise ValueError(
+            "attention has no attn_mask, only is_causal: use torch's scaled_dot_product_attention."
+        )
+    if dropout_p != 0:
+        raise ValueError(f"attention has no dropout, so dropout_p must be 0.0; it is {dropout_p!r:.40}.")
+
+
+def _check_operands(q, k, v, out, is_causal, scale) -> None:
     dtypes = [torch.bfloat16, torch.float16] + [torch.float32] * IS_INTERPRETED
     for name, tensor in {"q": q, "k": k, "v": v, **({} if out is None else {"out": out})}.items():
         first = name == "q"
@@ -133,6 +143,8 @@ def _check_operands(q, k, v, out, scale) -> None:
         raise ValueError(f"the head dimension must be 64 or 128; it is {d}.")
     if not hk or h % hk:
         raise ValueError(f"the heads of q must be a multiple of those of k; they are {h} and {hk}.")
+    if not isinstance(is_causal, bool | int):
+        raise ValueError(f"is_causal must be True or False; it is a {type(is_causal).__name__}.")
     if scale is not None:
         require_number("scale", scale, 2.0**-100, 2.0**20, "from 2^-100 to 2^20")
     if max(s, t) > 2**30 or b * h * -(-s // 16) >= 2**31:  # the kernels count in 32-bit integers
@@ -158,7 +170,7 @@ def _describe(tensor, rows: int, gluon: bool):
 
 def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     """Check the arguments, build the descriptors and compile the kernel."""
-    _check_operands(q, k, v, out, scale)
+    _check_operands(q, k, v, out, is_causal, scale)
     here, d = device.current(), q.shape[3]
     target = here.target if here.target and here.has_tma else "sm_90a"  # which the interpreter stands in for
     case = q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], d, is_causal
@@ -236,12 +248,15 @@ def prepare(
     k: torch.Tensor,  # (B, HK, T, D)
     v: torch.Tensor,  # (B, HK, T, D)
     *,
+    attn_mask: None = None,
+    dropout_p: float = 0,  # no 0.0, which torch.compile would take for an input
     is_causal: bool = False,
     scale: float | None = None,
     out: torch.Tensor | None = None,  # (B, H, S, D)
     config: str | AttentionConfig = "best",
 ) -> Launch:
     """Check the arguments of `attention`, build the descriptors, compile the kernel, and return the launch."""
+    _refuse_options(attn_mask, dropout_p)
     return planner.prepare((q, k, v), out, is_causal, scale, config)
 
 
@@ -250,6 +265,8 @@ def attention(
     k: torch.Tensor,  # (B, HK, T, D)
     v: torch.Tensor,  # (B, HK, T, D)
     *,
+    attn_mask: None = None,
+    dropout_p: float = 0,  # no 0.0, which torch.compile would take for an input
     is_causal: bool = False,
     scale: float | None = None,
     out: torch.Tensor | None = None,  # (B, H, S, D)
@@ -260,12 +277,15 @@ def attention(
     q is (B, H, S, D), k and v are (B, HK, T, D), in bfloat16 or float16; D is 64 or 128. With grouped queries H is a
     multiple of HK, and head h reads key head h // (H // HK). The last dimension is contiguous and the other strides are
     multiples of 16 bytes, so a transposed (B, S, H, D) tensor will do; where q is one, so is the result. If
-    `is_causal`, query i sees keys 0 to i. `scale` is from 2^-100 to 2^20; the default is 1 / sqrt(D). A score of -inf
+    `is_causal`, query i sees keys 0 to i, also where S and T differ: torch aligns the mask at the top left like this,
+    and FlashAttention at the bottom right. `attn_mask` and `dropout_p` are torch's names for what this kernel lacks;
+    only None and 0.0 are taken. `scale` is from 2^-100 to 2^20; the default is 1 / sqrt(D). A score of -inf
     hides a key. Finite scores may be up to 2^27 after scaling, because float32 rounds larger ones too coarsely. NaN or
     infinity in V also reaches queries that do not see that key, if they see another key of its block. Under
     torch.compile and where autograd records, this is torch.ops.tiles.attention, whose `config` is a name. It has no
     backward pass. Raises ValueError for bad arguments, Unsupported for hardware without TMA.
     """
+    _refuse_options(attn_mask, dropout_p)
     if operators.is_traced(q, k, v):
         return operators.store(attention_operator(q, k, v, is_causal, scale, config), out)
     return planner.run((q, k, v), out, is_causal, scale, config)

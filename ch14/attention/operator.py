@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from tilelab.runtime import operators
+from tilelab.runtime.operands import require_tensor
 
 
 def make_out(q: torch.Tensor) -> torch.Tensor:
@@ -20,6 +21,14 @@ def _fake(q, k, v, is_causal=False, scale=None, config="best"):
     torch._check(
         k.shape == v.shape, lambda: f"k and v must have one shape; they are {k.shape} and {v.shape}."
     )
+    if q.is_meta:  # a trace checks the rest when it runs
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            require_tensor(name, tensor, "attention", dtype=q.dtype, ndim=4, on=q.device, in_memory=False)
+        if k.shape[::3] != q.shape[::3]:
+            raise ValueError(
+                f"k and v must have q's batch and head dimension; they are {tuple(k.shape)}, and q is "
+                f"{tuple(q.shape)}."
+            )
     return make_out(q)
 
 

@@ -80,7 +80,7 @@ def choose_path(form_a: str, form_b: str, mnk: tuple[int, int, int], target: str
     blocks = [number_formats.lookup(form).block[1] for form in (form_a, form_b) if form != "bf16"]
     _require_multiple("K", k, max(blocks), "the side of a block")
     if "decode" in found:
-        fp4_decode.padded_tokens(m)
+        fp4_decode.padded_tokens(max(m, 1))
     if "fp8" in found:
         _require_multiple("N", n, fp8_gemm.N_MULTIPLE, "because TMA stores rows of whole 16 bytes")
     if "native" in found and (n % 8 or k % 32):  # TMA moves whole 16 bytes

@@ -9,18 +9,26 @@ import torch
 
 from ch14.fp8_gemm.operator import INSTEAD
 from ch14.mx_formats import Packed, number_formats
+from ch14.mx_formats.operator import drop_empty
 from tilelab.runtime import operators
 
 
 def pack(values, scales, pair, form, tiled):
     """Return a Packed whose K fills whole bytes."""
     bits = number_formats.lookup(form).element.bits
-    return Packed(form, (values.shape[0], values.shape[1] * 8 // bits), values, scales, pair, tiled)
+    return Packed(
+        form, (values.shape[0], values.shape[1] * 8 // bits), values, scales, drop_empty(pair), tiled
+    )
 
 
 def _fake(
     a, scale_a, pair_a, form_a, tiled_a, b, scale_b, pair_b, form_b, tiled_b, config="best", path="best"
 ):
+    left, weight = (pack(a, scale_a, pair_a, form_a, tiled_a), pack(b, scale_b, pair_b, form_b, tiled_b))
+    torch._check(
+        left.shape[1] == weight.shape[1],
+        lambda: f"a (M, K) and b (N, K) differ in K: {left.shape} and {weight.shape}.",
+    )
     return a.new_empty(a.shape[0], b.shape[0], dtype=torch.bfloat16)
 
 

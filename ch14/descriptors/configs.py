@@ -75,12 +75,15 @@ class TileConfig:
     @property
     def name(self) -> str:
         """Return the name that a person can say: "host · 2×1024 · 4 warps · 1 tile per CTA · 1 stage"."""
-        if self.tiles_per_cta:
-            loop = spoken.count(self.tiles_per_cta, "tiles per CTA")
-        else:
-            loop = spoken.count(self.ctas_per_sm, "CTAs per SM")
         warps, stages = spoken.count(self.num_warps, "warps"), spoken.count(self.stages, "stages")
-        return spoken.SEPARATOR.join([self.way, "×".join(map(str, self.block)), warps, loop, stages])
+        tile = "×".join(map(str, self.block))
+        return spoken.SEPARATOR.join([self.way, tile, warps, self.describe_loop(), stages])
+
+    def describe_loop(self) -> str:
+        """Return how many tiles a program moves, or how many programs share all tiles, in words."""
+        if self.tiles_per_cta:
+            return spoken.count(self.tiles_per_cta, "tiles per CTA")
+        return spoken.count(self.ctas_per_sm, "CTAs per SM")
 
     def constants(self) -> dict:
         """Return the constexpr arguments that all kernels take."""

@@ -61,18 +61,20 @@ def spec(
 
 def _check_operands(a, b, scale_a, scale_b, out):
     """Return (dtype name, B with its rows as they are stored, True when these rows run along K, out)."""
-    require_tensor("a", a, "a prepared gemm", dtype=tuple(DTYPES), ndim=2, not_empty=True)
-    require_tensor("b", b, "a prepared gemm", dtype=a.dtype, ndim=2, not_empty=True, on=a.device)
+    require_tensor("a", a, "a prepared gemm", dtype=tuple(DTYPES), ndim=2)
+    require_tensor("b", b, "a prepared gemm", dtype=a.dtype, ndim=2, on=a.device)
     (m, k), (rows, n), dtype = a.shape, b.shape, DTYPES[a.dtype]
     if rows != k:
         raise ValueError(f"the inner extents differ: a is {m} x {k} and b is {rows} x {n}.")
     require_gpu(a, "gemm", instead="use torch.mm", interpreted=IS_INTERPRETED)
-    require_rows("a", a)
+    if a.numel():
+        require_rows("a", a)
     b_k_major = b.stride(0) == 1 and (b.stride(1) >= k or n == 1)
-    if dtype == "fp8" and not b_k_major:
+    if dtype == "fp8" and b.numel() and not b_k_major:
         raise ValueError("float8 needs B with K contiguous: store the weight as (N, K) and pass weight.T.")
     stored_b = b.T if b_k_major else b
-    require_rows("b", stored_b)
+    if b.numel():
+        require_rows("b", stored_b)
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale is not None:
             require_tensor(name, scale, "gemm", dtype=torch.float32, on=a.device)
@@ -85,7 +87,8 @@ def _check_operands(a, b, scale_a, scale_b, out):
     out_dtype = torch.bfloat16 if dtype == "fp8" else a.dtype
     out = torch.empty(m, n, dtype=out_dtype, device=a.device) if out is None else out
     require_tensor("out", out, "a prepared gemm", dtype=out_dtype, shape=(m, n), on=a.device)
-    require_rows("out", out)
+    if out.numel():
+        require_rows("out", out)
     require_disjoint({"out": out}, {"a": a, "b": stored_b, "scale_a": scale_a, "scale_b": scale_b})
     return dtype, stored_b, b_k_major, out
 
@@ -105,16 +108,10 @@ def find_best(
     found, untuned = None, next(iter(rank_configs("course", m, n, k, dtype, target, sms)), None)
     if b_k_major and ITEMSIZE[dtype] == 2:  # as the table's operands were
         found = tuned.find(
-            "gemm",
-            GemmConfig,
-            m,
-            n,
-            k,
-            "bf16",
+            *("gemm", GemmConfig, m, n, k, "bf16"),
             lambda config, m, n, k: predict_us(config, m, n, k, dtype, sms),
             lambda config: not rejection(config, target, dtype),
-            tuned_source,
-            untuned,
+            *(tuned_source, untuned),
         )
     return found or (untuned, "by the model")
 
@@ -150,6 +147,10 @@ def _plan(a, b, scale_a, scale_b, out, config) -> Plan:
     here = device.current()
     # Without a GPU the interpreter stands in for one of sm_90a with eight SMs, so that tiles and waves still occur.
     target, sms = (here.target, here.sms) if here.target and here.has_tma else ("sm_90a", 8)
+    if 0 in shape:  # a sum over nothing is zero
+        some = tuple(max(1, extent) for extent in shape)
+        config, why = next(_list_choices(config, some, dtype, b_k_major, target, sms))
+        return Plan(lambda *tensors: tensors[-1].zero_(), (m, n), out.dtype, a.device, config, chosen=why)
     skipped: dict[GemmConfig, str] = {}
     cause = None
     for candidate, why in _list_choices(config, shape, dtype, b_k_major, target, sms):

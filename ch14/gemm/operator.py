@@ -10,9 +10,14 @@ from collections.abc import Callable
 import torch
 
 from tilelab.runtime import operators
+from tilelab.runtime.operands import require_tensor
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 
 
 def _fake(a, b, scale_a=None, scale_b=None, config="best"):
+    require_tensor("a", a, "gemm", dtype=DTYPES, ndim=2, in_memory=False)
+    require_tensor("b", b, "gemm", dtype=a.dtype, ndim=2, on=a.device, in_memory=False)
     torch._check(
         a.shape[1] == b.shape[0], lambda: f"the inner extents differ: a is {a.shape} and b is {b.shape}."
     )

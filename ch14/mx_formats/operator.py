@@ -11,6 +11,7 @@ import torch
 
 from ch14.mx_formats.packing import Packed, empty
 from tilelab.runtime import operators
+from tilelab.runtime.operands import require_tensor
 
 
 def list_tensors(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -23,7 +24,13 @@ def list_tensors(packed: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     )
 
 
+def drop_empty(pair: torch.Tensor | None) -> torch.Tensor | None:
+    """Return None for the empty pair that `list_tensors` makes for a format without one."""
+    return pair if pair is not None and pair.numel() else None
+
+
 def _fake_quantise(x, format="mxfp8_e4m3", rule="floor", tiled=False, tensor_scale=None, config="best"):
+    require_tensor("x", x, "quantise", dtype=torch.bfloat16, ndim=2, in_memory=False)
     return list_tensors(empty(tuple(x.shape), format, x.device, tiled))
 
 
@@ -44,10 +51,14 @@ def register_quantise(run: Callable) -> Callable:
 
 def register_dequantise(run: Callable) -> Callable:
     """Register a function of these arguments and return the operator."""
+
+    def run_with_pair(values, scales, pair, *arguments):
+        return run(values, scales, drop_empty(pair), *arguments)
+
     return operators.register(
         "dequantise(Tensor values, Tensor scales, Tensor? pair, str format, SymInt columns, bool tiled=False, "
         'str config="best") -> Tensor',
-        run,
+        run_with_pair,
         _fake_dequantise,
         instead="codes have no gradient",
     )

@@ -48,17 +48,12 @@ def count_bytes():
     rows = profiler.profile_launches(
         [sys.executable, "-m", "claims.audits.gemm_dram"], [which for which, *_ in cases], METRICS
     )
-    return [
-        {
-            **row,
-            **experiments.label(config, n, n, n, "bf16", LAYOUT, which),
-            "launched": row["kernel"],
-            "status": "ok",
-            "least_bytes": 6 * n**2,
-            "gbps": (row["read_bytes"] + row["written_bytes"]) / row["ns"],
-        }
-        for row, (which, config, n) in zip(rows, cases)
-    ]
+    found = []
+    for row, (which, config, n) in zip(rows, cases):
+        more = {"launched": row["kernel"], "status": "ok", "least_bytes": 6 * n**2}
+        more["gbps"] = (row["read_bytes"] + row["written_bytes"]) / row["ns"]
+        found.append({**row, **experiments.label(config, n, n, n, "bf16", LAYOUT, which), **more})
+    return found
 
 
 def compile_cases(cases: list[tuple[str, GemmConfig, int]]) -> None:

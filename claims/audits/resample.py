@@ -125,15 +125,11 @@ def compare_searches():
     timed = bench.compare(
         {PEER: exercises.prepare_copy, **right}, exercises.make_inputs, PEER, nbytes=exercises.count_bytes()
     )
-    return [
-        {
-            "name": name,
-            **fields,
-            "shape": list(EXAMPLE),
-            **(timed[name].row() if name in right else {"status": "wrong", "reason": faults[name]}),
-        }
-        for name, (fields, _) in candidates.items()
-    ]
+    rows = []
+    for name, (fields, _) in candidates.items():
+        row = timed[name].row() if name in right else {"status": "wrong", "reason": faults[name]}
+        rows.append({"name": name, **fields, "shape": list(EXAMPLE), **row})
+    return rows
 
 
 def _is_shuffled(name: str) -> bool:

@@ -6,12 +6,13 @@ tests/test_commands.py tries the topics' own commands.
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from tilelab import cli
+from tilelab import ROOT, cli
 from tilelab.course import notebook
 from tilelab.runtime import build, device
 
@@ -189,6 +190,47 @@ def test_a_reader_that_goes_away_ends_the_process_silently(shown):
             env=notebook.child_env(),
         )
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def run_main(body, **options):
+    """Run a command line whose main is the lambda `body` in a process of its own."""
+    code = f"import sys; from tilelab import cli; cli.run_main(lambda: {body})"
+    env = notebook.child_env() | options.pop("env", {})
+    return subprocess.run(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, check=False, env=env, text=True, **options
+    )
+
+
+def test_an_output_with_few_characters_gets_others_like_them():
+    for env in (
+        {"PYTHONIOENCODING": "ascii"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ):
+        done = run_main(f"print({ascii('4 × 5 µs ≥ 1 … 漢')})", stdout=subprocess.PIPE, env=env)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "4 x 5 us >= 1 ... ?\n", "")
+
+
+def test_an_output_that_is_closed_from_the_start_is_quiet():
+    done = run_main("print('one', flush=True)", preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_is_one_sentence_also_while_a_command_imports(tmp_path):
+    done = run_main("(_ for _ in ()).throw(KeyboardInterrupt)", stdout=subprocess.PIPE)
+    assert done.returncode == 130 and done.stderr.count("\n") == 1 and "cancelled." in done.stderr
+    package = tmp_path / "slow_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("import time, tilelab; print('begun', flush=True); time.sleep(60)")
+    (package / "__main__.py").write_text("")
+    env = notebook.child_env() | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    command = [sys.executable, "-m", "slow_package"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
+    ) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "python -m slow_package: cancelled.\n")
 
 
 def test_the_status_of_main_is_that_of_the_process():

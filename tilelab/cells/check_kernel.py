@@ -9,7 +9,6 @@ kernel is right, or which rule is broken in which line, and compiles the kernel 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import inspect
 import json
 import pathlib
@@ -120,22 +119,8 @@ def choose_kernels(launch: Callable, kernels: dict, name: str | None) -> list:
     return [kernels[name or next(iter(kernels))]]
 
 
-# nvcc has the headers of the C++ library, which NVRTC lacks. Of these, kernels use the names of integers.
-INTEGERS = " ".join(
-    f"typedef {'' if sign else 'un'}signed {kind} {'' if sign else 'u'}int{bits}_t;"
-    for kind, bits in (("char", 8), ("short", 16), ("int", 32), ("long", 64))
-    for sign in (True, False)
-)
-HOST_HEADER = re.compile(
-    r"^[ \t]*#[ \t]*include[ \t]*<(?:(?:std(?:int|io|lib|def)|assert|math|float|limits|string|time)\.h|\w+)>",
-    re.MULTILINE,
-)
-
-
 def compile_kernel(kernel: Any) -> dict:
     """Return the resources and the instructions of a kernel compiled for its target, or why it does not compile."""
-    if HOST_HEADER.search(kernel.source):
-        kernel = dataclasses.replace(kernel, source=INTEGERS + HOST_HEADER.sub("", kernel.source))
     try:
         row = {"target": kernel.target, **kernel.resources()}
     except cuda.CompileError as error:
@@ -181,10 +166,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _check_file(options: argparse.Namespace) -> dict:
     """Return the report about the kernel of a file."""
-    source = f"\n#line 1\n{options.file.read_text(errors='replace')}"
-    constants = [f"-D{each}" for each in options.constants] + [f"-I{options.file.absolute().parent}"]
-    instances = {"instances": options.instances} if options.instances else {}
-    kernels = cuda_magic.find_kernels(source, constants, options.target, **instances)
+    folder = options.file.absolute().parent
+    constants = [f"-D{each}" for each in options.constants] + [f"-I{folder}"]
+    source = options.file.read_text(errors="replace")
+    kernels = cuda_magic.find_kernels(source, constants, options.target, options.instances, folder)
     if not kernels:
         raise ValueError(
             f"{options.file.name} declares no kernel, or only templates: name one with --instance."

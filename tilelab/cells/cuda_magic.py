@@ -8,8 +8,9 @@
 
     ring_copy[blocks, threads](x, out, tiles)
 
-Options: -DNAME=VALUE defines a constant, --changed-from KERNEL lists the lines that differ from an earlier cell, --ptx
-and --sass PATTERN show instructions, --target ARCH compiles for another GPU, --then EXPRESSION runs Python afterwards.
+Options: -DNAME=VALUE defines a constant, --instance "gemm<128, 64>" names an instance of a template, --changed-from
+KERNEL lists the lines that differ from an earlier cell, --ptx and --sass PATTERN show instructions, --target ARCH
+compiles for another GPU, --then EXPRESSION runs Python afterwards.
 
 The cell is compiled with NVRTC for the GPU at hand, or for sm_90a where there is none. Errors name the lines of the
 cell. Below the cell stand the registers, the shared memory and the instructions of each kernel.
@@ -31,6 +32,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilelab import emulator
+from tilelab.cells import signatures
+from tilelab.emulator import device_part
 from tilelab.emulator import tensor_map as emulated_tensor_map
 from tilelab.runtime import cubin, cuda, device, tensor_map
 from tilelab.runtime.build import SYSTEM_SMEM
@@ -39,30 +42,22 @@ from tilelab.runtime.device import target_limits
 if TYPE_CHECKING:
     import torch
 
-KERNEL = re.compile(
-    r'extern\s+"C"\s+__global__\s+void\s+'
-    r"(?:__\w+__\s*\((?:[^()]|\([^()]*\))*\)\s*)*(\w+)\s*\(([^)]*)\)"
-)  # attributes, name, parameters
-INTEGERS = {
-    "int": ctypes.c_int32,
-    "unsigned": ctypes.c_uint32,
-    "unsigned int": ctypes.c_uint32,
-    "u32": ctypes.c_uint32,
-    "long long": ctypes.c_int64,
-    "unsigned long long": ctypes.c_uint64,
-    "u64": ctypes.c_uint64,
-    "size_t": ctypes.c_uint64,
-    "bool": ctypes.c_bool,
-}
-SCALARS = INTEGERS | {"float": ctypes.c_float, "double": ctypes.c_double}
+FLOATS = {"float": ctypes.c_float, "double": ctypes.c_double}
+VECTORS = {
+    "char": ctypes.c_int8, "uchar": ctypes.c_uint8, "short": ctypes.c_int16, "ushort": ctypes.c_uint16,
+    "int": ctypes.c_int32, "uint": ctypes.c_uint32, "long": ctypes.c_int64, "ulong": ctypes.c_uint64,
+    "longlong": ctypes.c_int64, "ulonglong": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double,
+}  # fmt: skip
 # Pointers to bytes take every dtype. A pointer to another type takes tensors of that type only.
 DTYPES = {
     "float": "float32",
     "double": "float64",
     "bf16": "bfloat16",
     "__nv_bfloat16": "bfloat16",
+    "nv_bfloat16": "bfloat16",
     "f16": "float16",
     "__half": "float16",
+    "half": "float16",
     "int": "int32",
     "long long": "int64",
 }
@@ -96,6 +91,15 @@ class CudaKernel:
     options: tuple[str, ...]
     parameters: tuple[tuple[str, str], ...]
     target: str
+    expression: str = ""  # in C++, for a kernel that is no function of C: "ns::gemm<128, 64>"
+    cluster_dims: int = 1  # of __cluster_dims__
+
+    @functools.cached_property
+    def symbol(self) -> str:
+        """The name in the cubin. Raises cuda.CompileError."""
+        return (
+            _lower(self.source, self.target, self.options, self.expression) if self.expression else self.name
+        )
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{kind} {name}" for kind, name in self.parameters)
@@ -104,7 +108,11 @@ class CudaKernel:
     @functools.cached_property
     def cubin(self) -> bytes:
         """The compiled cell. Raises cuda.CompileError, whose lines are those of the cell."""
-        return _compile(self.source, self.target, self.options)
+        return _compile(self.source, self.target, self.options, self.expression)
+
+    def check(self) -> None:
+        """Raise cuda.CompileError if the compiler of the GPU refuses the cell."""
+        _compile_ptx(self.source, self.target, self.options, self.expression)
 
     def define(self, **constants: Any) -> CudaKernel:
         """Return the kernel of the same cell compiled with other -D constants."""
@@ -119,19 +127,19 @@ class CudaKernel:
 
     def resources(self) -> dict:
         """Return `registers`, `spills` (bytes per thread) and `smem_static` (bytes per block, as the source asks)."""
-        found = cubin.read_resources(self.cubin, self.name)
+        found = cubin.read_resources(self.cubin, self.symbol)
         if found["smem_static"] and target_limits(self.target).capability >= (9, 0):
             found["smem_static"] -= SYSTEM_SMEM
         return found
 
     def counts(self) -> dict[str, int]:
         """Return how often each kind of data movement and tensor-core instruction stands in the SASS."""
-        return dict(cubin.sass_counts(self.cubin, self.name))
+        return dict(cubin.sass_counts(self.cubin, self.symbol))
 
     def sass(self, pattern: str = "") -> list[str]:
         """Return the instructions of the kernel that the regular expression `pattern` matches, in their order."""
         lines = re.findall(
-            r"^\s+/\*[0-9a-f]{4,}\*/\s+(.+?;)", cubin.sass(self.cubin, self.name), re.MULTILINE
+            r"^\s+/\*[0-9a-f]{4,}\*/\s+(.+?;)", cubin.sass(self.cubin, self.symbol), re.MULTILINE
         )
         return [line for line in lines if re.search(pattern, line)]
 
@@ -139,7 +147,7 @@ class CudaKernel:
         """Return the lines of the cell's PTX that the regular expression `pattern` matches."""
         return [
             line.strip()
-            for line in _compile_ptx(self.source, self.target, self.options).splitlines()
+            for line in _compile_ptx(self.source, self.target, self.options, self.expression).splitlines()
             if line.strip() and re.search(pattern, line)
         ]
 
@@ -193,57 +201,193 @@ class CudaKernel:
         converted = []
         for (kind, name), value in zip(self.parameters, args):
             if kind.endswith("*"):
-                dtype = DTYPES.get(kind.rstrip("* "))
+                dtype = DTYPES.get(kind[:-1])
+                if kind.endswith("**") and isinstance(value, (list, tuple)):
+                    value = _point_to(value)
                 if not hasattr(value, "data_ptr"):
                     raise ValueError(f"{name} of {self.name} is a pointer; pass a tensor on the GPU.")
                 if dtype and str(value.dtype) != f"torch.{dtype}":
                     raise ValueError(f"{name} of {self.name} points to {dtype}; the tensor is {value.dtype}.")
-            elif kind == "TensorMap" and (hasattr(value, "data_ptr") or type(value) in (bool, int, float)):
+            elif kind in ("TensorMap", "CUtensorMap") and (
+                hasattr(value, "data_ptr") or type(value) in (bool, int, float)
+            ):
                 raise ValueError(f"{name} of {self.name} is a tensor map; pass make_tensor_map(tensor, box).")
-            elif kind in SCALARS and isinstance(value, (bool, int, float)):
-                limits = _integer_limits(kind)
-                if limits and (int(value) != value or not limits[0] <= value <= limits[1]):
-                    raise ValueError(f"{name} of {self.name} is {value}, which does not fit its type {kind}.")
-                value = SCALARS[kind](int(value) if limits else value)
+            elif isinstance(value, (bool, int, float, tuple, list, bytes)) or hasattr(value, "tobytes"):
+                value = self._make_value(len(converted), value)
+            elif kind.endswith("&"):
+                raise ValueError(f"{name} of {self.name} is a reference; declare a value or a pointer.")
             converted.append(value)
         return converted
 
+    def _make_value(self, index: int, value: Any) -> Any:
+        """Return a Python value in the C type of the parameter `index`."""
+        kind, name = self.parameters[index]
+        size, family = _scalar_type(kind) or self._types[index]
+        which = f"{name} of {self.name}"
+        if family == "reference":
+            raise ValueError(f"{which} is a reference; declare a value or a pointer.")
+        if hasattr(value, "tobytes"):  # a numpy scalar or array
+            value = value.item() if getattr(value, "ndim", 0) == 0 and family != "struct" else value.tobytes()
+        if isinstance(value, (bool, int, float)):
+            if family in ("signed", "unsigned", "enum", "bool"):
+                bits = 1 if family == "bool" else 8 * size
+                least = -(2 ** (bits - 1)) if family in ("signed", "enum") else 0
+                most = 2**bits - 1 if family != "signed" else 2 ** (bits - 1) - 1
+                if (
+                    value != value
+                    or abs(value) == float("inf")
+                    or int(value) != value
+                    or not least <= value <= most
+                ):
+                    raise ValueError(f"{which} is {value}, which does not fit its type {kind}.")
+                signed = family == "signed" or value < 0
+                return _INTEGERS[size, signed](int(value)) if family != "bool" else ctypes.c_bool(value)
+            if family == "float":
+                return (ctypes.c_float if size == 4 else ctypes.c_double)(value)
+            if "bfloat16" in kind or kind == "bf16":
+                return ctypes.c_uint16(_half_bits(value, "bfloat16"))
+            if "half" in kind or kind == "f16":
+                return ctypes.c_uint16(_half_bits(value, "float16"))
+        vector = re.fullmatch(r"([a-z]+?)([1-4])", kind.replace("dim3", "uint3"))
+        if (
+            isinstance(value, (tuple, list))
+            and vector
+            and vector[1] in VECTORS
+            and len(value) == int(vector[2])
+        ):
+            return (VECTORS[vector[1]] * len(value))(*value)
+        if isinstance(value, bytes) and len(value) == size:
+            return ctypes.create_string_buffer(value, size)
+        raise ValueError(
+            f"{which} has the type {kind} of {size} bytes; {value!r} is no such value: pass a number, a tuple of the "
+            "fields of a vector type, or a ctypes.Structure."
+        )
 
-def _integer_limits(kind: str) -> tuple[int, int] | None:
-    if kind not in INTEGERS:
+    @functools.cached_property
+    def _types(self) -> list[tuple[int, str]]:
+        """The size and the kind of each parameter, for types that are not known by their names."""
+        options = (*self.options, f"-I{cuda.INCLUDE_FOLDER}")
+        return signatures.ask_types(self.source, self.expression or self.name, self.target, options)
+
+
+_INTEGERS = {
+    (ctypes.sizeof(kind), kind(-1).value < 0): kind
+    for kind in (ctypes.c_int8, ctypes.c_uint8, ctypes.c_int16, ctypes.c_uint16, ctypes.c_int32, ctypes.c_uint32,
+                 ctypes.c_int64, ctypes.c_uint64)
+}  # fmt: skip
+
+
+def _point_to(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a tensor of the addresses of others, which it keeps alive."""
+    import torch
+
+    device = tensors[0].device
+    addresses = torch.tensor([each.data_ptr() for each in tensors], dtype=torch.int64, device=device)
+    addresses.pointees = tuple(tensors)
+    return addresses
+
+
+def _half_bits(value: float, dtype: str) -> int:
+    import torch
+
+    return int(torch.tensor(float(value), dtype=getattr(torch, dtype)).view(torch.int16)) & 0xFFFF
+
+
+def _scalar_type(kind: str) -> tuple[int, str] | None:
+    """Return the size and the kind of a type that C names, whatever the order of its words; None for any other."""
+    words = sorted(kind.split())
+    if kind in FLOATS:
+        return ctypes.sizeof(FLOATS[kind]), "float"
+    if kind == "bool":
+        return 1, "bool"
+    aliases = {
+        "u32": (4, "unsigned"),
+        "u64": (8, "unsigned"),
+        "u8": (1, "unsigned"),
+        "size_t": (8, "unsigned"),
+    }
+    if kind in aliases:
+        return aliases[kind]
+    if not set(words) <= {"int", "long", "short", "char", "signed", "unsigned"}:
         return None
-    bits, signed = 8 * ctypes.sizeof(INTEGERS[kind]), INTEGERS[kind](-1).value < 0
-    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 1 if kind == "bool" else 2**bits - 1)
+    size = 1 if "char" in words else 2 if "short" in words else 8 if "long" in words else 4
+    return size, "unsigned" if "unsigned" in words else "signed"
 
 
 @functools.lru_cache(256)
-def _compile(source: str, target: str, options: tuple[str, ...]) -> bytes:
+def _compile(source: str, target: str, options: tuple[str, ...], expression: str = "") -> bytes:
     # The magic's own line is line 1 of the cell.
-    return cuda.compile_cubin("\n" + source, target, "cell", [*options, f"-I{cuda.INCLUDE_FOLDER}"])
+    folder = f"-I{cuda.INCLUDE_FOLDER}"
+    expressions = [expression] if expression else []
+    return cuda.compile_cubin("\n" + source, target, "cell", [*options, folder], expressions=expressions)
 
 
 @functools.lru_cache(64)
-def _compile_ptx(source: str, target: str, options: tuple[str, ...]) -> str:
-    return cuda.compile_ptx("\n" + source, target, "cell", [*options, f"-I{cuda.INCLUDE_FOLDER}"])
+def _compile_to_ptx(source: str, target: str, options: tuple[str, ...], expression: str = ""):
+    folder = f"-I{cuda.INCLUDE_FOLDER}"
+    expressions = [expression] if expression else []
+    return cuda.compile_to_ptx("\n" + source, target, "cell", [*options, folder], expressions)
+
+
+def _compile_ptx(source: str, target: str, options: tuple[str, ...], expression: str = "") -> str:
+    return _compile_to_ptx(source, target, options, expression)[0]
+
+
+def _lower(source: str, target: str, options: tuple[str, ...], expression: str) -> str:
+    return _compile_to_ptx(source, target, options, expression)[1][0]
 
 
 @functools.lru_cache(256)
 def _load(kernel: CudaKernel):
-    return cuda.load_cubin(kernel.cubin, kernel.name)
+    return cuda.load_cubin(kernel.cubin, kernel.symbol)
 
 
 def find_kernels(
-    source: str, options: Sequence[str] = (), target: str | None = None
+    source: str,
+    options: Sequence[str] = (),
+    target: str | None = None,
+    instances: Sequence[str] = (),
+    folder: pathlib.Path | None = None,
 ) -> dict[str, CudaKernel]:
-    """Return the kernels that a CUDA C++ source declares `extern "C" __global__`, by their names."""
-    found = {}
-    for name, parameters in KERNEL.findall(cuda.strip_comments(source)):
-        pairs = []
-        for parameter in filter(None, (part.strip() for part in parameters.split(","))):
-            words = re.sub(r"\b(const|__restrict__|__grid_constant__)\b", " ", parameter)
-            kind, own_name = re.fullmatch(r"\s*(.+?)\s*(\w+)\s*", words, re.DOTALL).groups()
-            pairs.append((re.sub(r"\s+", " ", kind.replace("*", " * ")).replace(" *", "*").strip(), own_name))
-        found[name] = CudaKernel(name, source, tuple(options), tuple(pairs), target or default_target())
+    """Return the kernels that a CUDA C++ source declares, by their names.
+
+    A template is a kernel once an instance is named, as "gemm<128, 64>", or as "small=gemm<64, 64>" to give it a name
+    of its own. Of a file with host code, or of one that lies in `folder`, only the device's part is compiled.
+    ValueError for an instance of no template.
+    """
+    target = target or default_target()
+    if folder or device_part.has_host_code(source):
+        source = device_part.keep_device_part(source, folder, options)
+        options = (*options, "-default-device")
+    found, templates = {}, {}
+    for each in signatures.find_declarations(source, options, int(re.sub(r"\D", "", target)) * 10):
+        if each.template is not None:
+            templates[each.name] = templates[each.expression] = each
+            continue
+        expression = "" if each.is_c else each.expression
+        kernel = CudaKernel(
+            each.name, source, tuple(options), each.parameters, target, expression, each.cluster
+        )
+        found[each.name] = kernel
+    for instance in instances:
+        own_name, _, expression = re.fullmatch(
+            r"\s*(?:(\w+)\s*(=))?\s*(.+?)\s*", instance, re.DOTALL
+        ).groups()
+        template = templates.get(expression.split("<")[0].strip())
+        if not template:
+            declared = ", ".join(dict.fromkeys(each.name for each in templates.values())) or "none"
+            raise ValueError(
+                f"{instance} is no instance of a kernel's template; the source declares {declared}."
+            )
+        name = own_name or template.name
+        if name in found and found[name].expression != expression:
+            raise ValueError(f"two instances are called {name}: name one, as in another={expression}.")
+        qualified = template.expression.rpartition("::")
+        if qualified[0] and "::" not in expression.split("<")[0]:
+            expression = f"{qualified[0]}::{expression}"
+        found[name] = CudaKernel(
+            name, source, tuple(options), template.parameters, target, expression, template.cluster
+        )
     return found
 
 
@@ -254,7 +398,7 @@ def changed_lines(before: str, after: str) -> list[int]:
     """
 
     def normalised(source):
-        names = "|".join(name for name, _ in KERNEL.findall(source)) or "(?!)"
+        names = "|".join(each.name for each in signatures.find_declarations(source)) or "(?!)"
         return [" ".join(re.sub(rf"//.*|\b({names})\b", "", line).split()) for line in source.splitlines()]
 
     old, new = normalised(before), normalised(after)
@@ -304,6 +448,7 @@ def _parse(line: str) -> argparse.Namespace:
     parser.error = refuse
     parser.add_argument("name", nargs="?")
     parser.add_argument("-D", action="append", default=[], dest="constants")
+    parser.add_argument("--instance", action="append", default=[], dest="instances")
     parser.add_argument("--changed-from", metavar="KERNEL")
     parser.add_argument("--ptx", metavar="PATTERN")
     parser.add_argument("--sass", metavar="PATTERN")
@@ -318,8 +463,14 @@ def run_cell(line: str, cell: str, names: dict[str, Any]) -> Any:
     ValueError for a wrong option or a cell without a kernel, cuda.CompileError for a source that does not compile.
     """
     options = _parse(line)
-    kernels = find_kernels(cell, [f"-D{constant}" for constant in options.constants], options.target)
+    constants = [f"-D{constant}" for constant in options.constants]
+    kernels = find_kernels(cell, constants, options.target, options.instances)
     if not kernels:
+        for each in signatures.find_declarations(cell, constants):
+            raise ValueError(
+                f"%%cuda: {each.name} is a template; name an instance with --instance '{each.name}<...>', which has "
+                f"values for {each.template}."
+            )
         raise ValueError('%%cuda: the cell declares no kernel; write extern "C" __global__ void name(...).')
     if options.name and options.name not in kernels:
         raise ValueError(

@@ -196,6 +196,11 @@ class _Watched:
         self._note_writer(addresses, values, mask)
         return self.memory.store(addresses, values, mask)
 
+    def update(self, addresses, values, mask):
+        """Store a part of an atomic operation, in which programs may take turns."""
+        self._require_inside("changes", addresses, mask, values.itemsize)
+        return self.memory.store(addresses, values, mask)
+
     def atomic_rmw(self, operation, addresses, values, mask, order):
         self._require_inside("changes", addresses, mask, values.itemsize)
         return self.memory.atomic_rmw(operation, addresses, values, mask, order)

@@ -31,6 +31,11 @@ PROOF_TIMEOUT_S = 300
 # The SASS instructions that load a tile and that store it.
 TMA_SASS = {"triton": (r"UTMALDG", r"UTMASTG"), "cuda": (r"UBLKCP\.S\.G", r"UBLKCP\.G\.S")}
 LABEL = {"triton": "Triton", "cuda": "CUDA"}
+# (row, function that returns the folder, variable that names it)
+CACHES = (
+    ("Triton cache", caches.triton_folder, "TRITON_CACHE_DIR"),
+    ("CUDA cache", named_cubin_folder, "TILES_CUBINS"),
+)
 
 
 @dataclass(frozen=True)
@@ -122,18 +127,13 @@ def _check_driver() -> tuple[str, str]:
 def _check_gpu() -> tuple[str, str]:
     here = device.current()
     if here.capability is not None:
-        return "ok", here.describe() + (
-            "" if here.has_tma else "; it has no TMA, so the copies are compiled, not run"
-        )
+        without = "" if here.has_tma else "; it has no TMA, so the copies are compiled, not run"
+        return "ok", here.describe() + without
     if here.note.startswith("CUDA_VISIBLE_DEVICES"):
         return "skipped", f"{here.note}; kernels are compiled, not run."
     if evidence := gpu_evidence():
-        wrong_build = "build" in here.note
-        fix = (
-            "install the CUDA build of torch"
-            if wrong_build
-            else "check the driver and the container's GPU access"
-        )
+        fix = "check the driver and the container's GPU access"
+        fix = "install the CUDA build of torch" if "build" in here.note else fix
         return "failed", f"{evidence}, but torch cannot use it ({here.note}): {fix}."
     return "skipped", f"no NVIDIA GPU ({here.note}); kernels are compiled, not run."
 
@@ -158,19 +158,9 @@ def _check_nvrtc(targets: tuple[str, ...]) -> tuple[str, str]:
 def _check_folder(folder: pathlib.Path, variable: str) -> tuple[str, str]:
     """Check that compiled kernels can be kept in `folder`, the one that the environment variable `variable` names."""
     if reason := caches.why_not_writable(folder):
-        return "warn", (
-            f"{folder} cannot be written ({reason}), so the course keeps compiled kernels in a temporary "
-            f"folder: set {variable} to a folder that can."
-        )
+        instead = f"so the course keeps compiled kernels in a temporary folder: set {variable} to a folder that can."
+        return "warn", f"{folder} cannot be written ({reason}), {instead}"
     return "ok", re.sub(rf"^{re.escape(os.path.expanduser('~'))}(?=/)", "~", str(folder))
-
-
-def _check_triton_cache() -> tuple[str, str]:
-    return _check_folder(caches.triton_folder(), "TRITON_CACHE_DIR")
-
-
-def _check_cuda_cache() -> tuple[str, str]:
-    return _check_folder(named_cubin_folder(), "TILES_CUBINS")
 
 
 def _row(name: str, check, *args) -> Row:
@@ -252,36 +242,22 @@ def _check_instructions(kind: str, target: str) -> tuple[str, str]:
 
 
 # (Pattern of an error of torch.compile, the sentence that helps.) The first match counts.
-COMPILE_HELP = (
-    (
-        r"C\+\+ compiler|CppCompileError",
-        "Inductor finds no working C++ compiler: install g++, or set CXX to one.",
-    ),
-    (
-        r"C compiler|'(gcc|cc|clang)'",
-        "Triton builds its launcher with a C compiler and finds none: install gcc, or set CC to one.",
-    ),
-    (r"Python\.h", "Triton's launcher needs Python.h: install the headers of this Python (python3-dev)."),
-    (
-        r"working triton|No module named 'triton",
-        "Inductor needs Triton on a GPU: run pip install -r requirements.txt.",
-    ),
-    (
-        r"GPUTooOld|too old",
-        "Inductor's Triton kernels need compute capability 7.0 or newer, which this GPU lacks.",
-    ),
-    (
-        r"no kernel image|not compatible|Unsupported gpu|not defined for option 'gpu-name'",
-        "this torch or its Triton does not support the GPU: install the torch of requirements.txt.",
-    ),
-)
+COMPILE_HELP = {
+    r"C\+\+ compiler|CppCompileError": "Inductor finds no working C++ compiler: install g++, or set CXX to one.",
+    r"C compiler|'(gcc|cc|clang)'": "Triton builds its launcher with a C compiler and finds none: install gcc, or set "
+    "CC to one.",
+    r"Python\.h": "Triton's launcher needs Python.h: install the headers of this Python (python3-dev).",
+    r"working triton|No module named 'triton": "Inductor needs Triton on a GPU: run pip install -r requirements.txt.",
+    r"GPUTooOld|too old": "Inductor's Triton kernels need compute capability 7.0 or newer, which this GPU lacks.",
+    r"no kernel image|not compatible|Unsupported gpu|not defined for option 'gpu-name'": "this torch or its Triton "
+    "does not support the GPU: install the torch of requirements.txt.",
+}
 
 
 def explain_compile_error(error: str) -> str:
     """Return the sentence that helps with an error of torch.compile, else the line that names the problem."""
-    return next((advice for pattern, advice in COMPILE_HELP if re.search(pattern, error)), "") or _one_line(
-        error
-    )
+    advice = (advice for pattern, advice in COMPILE_HELP.items() if re.search(pattern, error))
+    return next(advice, None) or _one_line(error)
 
 
 def _tma_template() -> str:
@@ -294,10 +270,8 @@ def _tma_template() -> str:
         return f"its TMA template cannot be chosen, which needs compute capability 9.0; this is {here.target}"
     if not is_big_gpu():
         return f"its TMA template cannot be chosen, because {here.sms} SMs are too few for max-autotune's templates"
-    return (
-        "its TMA template can be chosen with mode='max-autotune-no-cudagraphs' and "
-        "ENABLE_PERSISTENT_TMA_MATMUL=1 (off by default)"
-    )
+    how = "mode='max-autotune-no-cudagraphs' and ENABLE_PERSISTENT_TMA_MATMUL=1 (off by default)"
+    return f"its TMA template can be chosen with {how}"
 
 
 def _check_compiled() -> tuple[str, str]:
@@ -321,21 +295,22 @@ def _prove_compiled(skip: str) -> Row:
     """Return the row of torch.compile; `skip` says why nothing is compiled."""
     if skip:
         return Row("torch.compile", "skipped", skip)
-    done, why = _run_child("from tilelab.course.doctor import _print_compiled; _print_compiled()")
+    code = "from tilelab.course import doctor; doctor._print_step('compiled', doctor._check_compiled)"
+    done, why = _run_child(code)
     return Row("torch.compile", *done.get("compiled", ("failed", why)))
 
 
-def _print_compiled() -> None:
-    row = _row("torch.compile", _check_compiled)
-    print(json.dumps({"step": "compiled", "status": row.status, "detail": row.detail}), flush=True)
+def _print_step(name: str, check, *args) -> None:
+    """Run one check and print its outcome as a line of JSON, for the parent process."""
+    row = _row(name, check, *args)
+    print(json.dumps({"step": name, "status": row.status, "detail": row.detail}), flush=True)
 
 
 def _prove(kind: str, targets: list[str], run: bool) -> None:
     """Compile one kind of copy for each target, run it if `run`, and print each result as a line of JSON."""
     steps = [(target, _check_instructions, target) for target in targets]
     for name, check, target in steps + ([("runs", _run_copy, targets[0])] if run else []):
-        row = _row(name, check, kind, target)
-        print(json.dumps({"step": name, "status": row.status, "detail": row.detail}), flush=True)
+        _print_step(name, check, kind, target)
 
 
 def _run_child(code: str) -> tuple[dict[str, tuple[str, str]], str]:
@@ -345,14 +320,8 @@ def _run_child(code: str) -> tuple[dict[str, tuple[str, str]], str]:
     try:
         with tempfile.TemporaryDirectory() as env["TRITON_CACHE_DIR"]:  # a cached kernel proves nothing
             env |= {"TORCHINDUCTOR_CACHE_DIR": env["TRITON_CACHE_DIR"], "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-            done = subprocess.run(
-                [sys.executable, "-c", code],
-                env=env,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=PROOF_TIMEOUT_S,
-            )
+            how = {"capture_output": True, "text": True, "check": False, "timeout": PROOF_TIMEOUT_S}
+            done = subprocess.run([sys.executable, "-c", code], env=env, **how)
         out, why = done.stdout, f"the process ended with status {done.returncode}: {_one_line(done.stderr)}"
     except subprocess.TimeoutExpired as error:
         out, why = (error.stdout or b"").decode(), f"no answer within {PROOF_TIMEOUT_S} s"
@@ -390,14 +359,9 @@ def _reason_not_to_run(gpu: Row, targets: tuple[str, ...]) -> str:
 
 def check_environment(targets: tuple[str, ...]) -> list[Row]:
     """Return the rows of the versions and of the GPU; `targets` are those that NVRTC must compile for."""
-    return [
-        _row("Python", _check_python),
-        _row("torch", _check_torch),
-        _row("driver", _check_driver),
-        _row("GPU", _check_gpu),
-        _row("Triton", _check_triton),
-        _row("NVRTC", _check_nvrtc, targets),
-    ]
+    checks = {"Python": _check_python, "torch": _check_torch, "driver": _check_driver, "GPU": _check_gpu}
+    rows = [_row(name, check) for name, check in (checks | {"Triton": _check_triton}).items()]
+    return [*rows, _row("NVRTC", _check_nvrtc, targets)]
 
 
 def run_checks(target: str | None = None) -> list[Row]:
@@ -406,25 +370,16 @@ def run_checks(target: str | None = None) -> list[Row]:
     `target`, one of device.TARGETS with TMA, replaces the targets of `proof_targets`; ValueError for any other.
     """
     targets = proof_targets(target)
-    rows = {
-        row.name: row
-        for row in (
-            *check_environment(targets),
-            _row("Triton cache", _check_triton_cache),
-            _row("CUDA cache", _check_cuda_cache),
-        )
-    }
+    rows = {row.name: row for row in check_environment(targets)}
+    for name, find, variable in CACHES:
+        rows[name] = _row(name, lambda find=find, variable=variable: _check_folder(find(), variable))
     if not emulator.is_available():
         rows["emulator"] = Row("emulator", "warn", "CUDA kernels cannot be emulated without g++: install it.")
     skip_run = _reason_not_to_run(rows["GPU"], targets)
     here = device.current()
-    skip_compile = (
-        "torch cannot use the GPU (see GPU above)."
-        if rows["GPU"].status == "failed"
-        else ""
-        if here.capability
-        else f"{here.describe()}; ch14_compiled then shows what an H200 recorded."
-    )
+    skip_compile = skip_run if rows["GPU"].status == "failed" else ""
+    if not skip_compile and not here.capability:
+        skip_compile = f"{here.describe()}; ch14_compiled then shows what an H200 recorded."
 
     def prove(kind: str, needs: str) -> list[Row]:
         if rows[needs].status == "failed":
@@ -462,12 +417,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     failed = any(row.status == "failed" for row in rows)
     if options.json:
-        report = {
-            "status": "failed" if failed else "ok",
-            "verdict": verdict(rows),
-            "device": asdict(device.current()),
-        }
-        print(json.dumps({**report, "rows": [asdict(row) for row in rows]}, indent=1))
+        report = {"status": "failed" if failed else "ok", "verdict": verdict(rows)}
+        report |= {"device": asdict(device.current()), "rows": [asdict(row) for row in rows]}
+        print(json.dumps(report, indent=1))
     else:
         width = max(len(row.name) for row in rows)
         print(*(f"{row.name:{width}}  {row.status:7}  {row.detail}" for row in rows), verdict(rows), sep="\n")

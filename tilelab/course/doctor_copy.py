@@ -23,12 +23,8 @@ def copy_tma_kernel(source, destination, BLOCK_M: tl.constexpr, BLOCK_N: tl.cons
 def compile_copy(target: str) -> bytes:
     """Return the cubin of the copy for `target` ("sm_90a"). It needs no GPU, and no TRITON_INTERPRET."""
     descriptor = f"tensordesc<bf16[{BLOCK_M}, {BLOCK_N}]>"
-    signature = {
-        "source": descriptor,
-        "destination": descriptor,
-        "BLOCK_M": "constexpr",
-        "BLOCK_N": "constexpr",
-    }
+    signature = dict.fromkeys(("source", "destination"), descriptor)
+    signature |= dict.fromkeys(("BLOCK_M", "BLOCK_N"), "constexpr")
     capability = int(target.removeprefix("sm_").removesuffix("a"))
     kernel = ASTSource(copy_tma_kernel, signature, constexprs={"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N})
     return triton.compile(kernel, target=GPUTarget("cuda", capability, 32)).asm["cubin"]

@@ -46,14 +46,8 @@ async def execute(notebook, folder: pathlib.Path, env: dict[str, str]):
     # Without folders of kernels, "python3" is this interpreter; an installed kernel may belong to another one.
     manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
     # The state of widgets is stored, although `tidy` removes it: nbclient fails without it if a widget shows outputs.
-    client = NotebookClient(
-        notebook,
-        manager,
-        timeout=CELL_TIMEOUT_S,
-        store_widget_state=True,
-        resources={"metadata": {"path": str(folder)}},
-        coalesce_streams=True,
-    )
+    options = {"timeout": CELL_TIMEOUT_S, "store_widget_state": True, "coalesce_streams": True}
+    client = NotebookClient(notebook, manager, resources={"metadata": {"path": str(folder)}}, **options)
     try:
         return await client.async_execute(env=env)
     except DeadKernelError:
@@ -94,11 +88,8 @@ def slowest_cells(notebook) -> str:
         if all(stamps):
             begin, end = (datetime.datetime.fromisoformat(stamp.replace("Z", "+00:00")) for stamp in stamps)
             times.append(((end - begin).total_seconds(), number))
-    return ", ".join(
-        f"[{number}] {seconds:.0f} s"
-        for seconds, number in sorted(times, reverse=True)[:3]
-        if seconds >= SLOW_S
-    )
+    slowest = sorted((each for each in times if each[0] >= SLOW_S), reverse=True)[:3]
+    return ", ".join(f"[{number}] {seconds:.0f} s" for seconds, number in slowest)
 
 
 async def record_notebook(path: pathlib.Path, **env: str) -> str:

@@ -122,9 +122,7 @@ async def _record_one(path: pathlib.Path, gpu: str, recorded: list[str], running
     print(f"{path.stem}: {time.monotonic() - begin:.1f} s, {outcome}", flush=True)
 
 
-async def _record_all(
-    paths: list[pathlib.Path], gpus: list[str], recorded: list[str], running: set[str]
-) -> None:
+async def _record_all(paths: list[pathlib.Path], gpus: list[str], recorded: list, running: set) -> None:
     """Record the notebooks; each GPU takes the next one that is left. Several GPUs leave ALONE to the end."""
 
     async def record_next(left, gpu: str) -> None:
@@ -148,10 +146,8 @@ def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str]) -> int:
         if tests:
             running.add("tests.json")
             summary = run_tests(recorded)
-            files.write_atomically(
-                headlines.find_folder("tests") / "tests.json",
-                json.dumps(summary, indent=1, ensure_ascii=False) + "\n",
-            )
+            text = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
+            files.write_atomically(headlines.find_folder("tests") / "tests.json", text)
             print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
             failed = failed or summary["failed"] > 0
     except KeyboardInterrupt:
@@ -174,9 +170,8 @@ def _record_experiments(experiments: dict[str, Callable], folder: pathlib.Path) 
                 raise RuntimeError("only its notebook measures it")
             files.write_atomically(folder / results.file_name(name), results.to_json(record.data))
         except KeyboardInterrupt:
-            print(
-                f"interrupted; left as before: {', '.join(list(experiments)[list(experiments).index(name) :])}"
-            )
+            names = list(experiments)
+            print(f"interrupted; left as before: {', '.join(names[names.index(name) :])}")
             return 130
         except Exception as error:  # the experiment's own error: report it and go on
             failed.append(name)
@@ -188,46 +183,30 @@ def _record_experiments(experiments: dict[str, Callable], folder: pathlib.Path) 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    parser = cli.make_plain_parser(
-        "tilelab.course.record", "Run the notebooks on this GPU and keep their outputs."
-    )
-    parser.add_argument(
-        "--notebooks", nargs="*", metavar="NAME", help="only these; without a name none (default: all)"
-    )
-    parser.add_argument(
-        "--side-by-side", action="store_true", help="a notebook on each GPU of one model at a time"
-    )
-    parser.add_argument("--tests", action="store_true", help="run the tests too and keep their summary")
-    parser.add_argument(
-        "--experiments", nargs="*", metavar="NAME", help="only these experiments (default: headlines)"
-    )
-    parser.add_argument("--to", metavar="FOLDER", help="where the records of --experiments go")
+    what = "Run the notebooks on this GPU and keep their outputs."
+    parser = cli.make_plain_parser("tilelab.course.record", what)
+    add, names, flag = parser.add_argument, {"nargs": "*", "metavar": "NAME"}, {"action": "store_true"}
+    add("--notebooks", help="only these; without a name none (default: all)", **names)
+    add("--side-by-side", help="a notebook on each GPU of one model at a time", **flag)
+    add("--tests", help="run the tests too and keep their summary", **flag)
+    add("--experiments", help="only these experiments (default: headlines)", **names)
+    add("--to", metavar="FOLDER", help="where the records of --experiments go")
     options = parser.parse_args(arguments)
     if options.experiments is None and options.to:
         parser.error("--to is for the records of --experiments.")
-    if options.experiments is not None and (
-        options.notebooks is not None or options.side_by_side or options.tests
-    ):
-        parser.error(
-            "--experiments runs neither notebooks nor tests: the only other option that it takes is --to."
-        )
+    others = options.notebooks is not None or options.side_by_side or options.tests
+    if options.experiments is not None and others:
+        parser.error("--experiments runs neither notebooks nor tests: the only option beside it is --to.")
     here, gpus = device.current(), device.same_model_uuids()
     with contextlib.ExitStack() as stack:
         try:
             if here.capability is None:
                 raise RuntimeError(f"recording needs a GPU; this machine has {here.describe()}")
             if options.experiments is None:
-                folders = [
-                    results.results_folder() / here.slug,
-                    ROOT / "notebooks",
-                    *([headlines.find_folder("tests")] if options.tests else []),
-                ]
-                run = functools.partial(
-                    _record,
-                    _find_notebooks(options.notebooks),
-                    options.tests,
-                    gpus if options.side_by_side and len(gpus) > 1 else [""],
-                )
+                folders = [results.results_folder() / here.slug, ROOT / "notebooks"]
+                folders += [headlines.find_folder("tests")] if options.tests else []
+                paths, chosen = _find_notebooks(options.notebooks), gpus if options.side_by_side else [""]
+                run = functools.partial(_record, paths, options.tests, chosen if len(chosen) > 1 else [""])
             else:
                 folders = [pathlib.Path(options.to) if options.to else headlines.find_folder()]
                 run = functools.partial(_record_experiments, _find_experiments(options.experiments), *folders)
@@ -237,9 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
                 stack.enter_context(filelock.FileLock(path, timeout=0))
             _check_memory(gpus)
         except filelock.Timeout:
-            parser.error(
-                "another recording is running, and the two would disturb each other: wait for its end."
-            )
+            parser.error("another recording is running, and the two would disturb each other: wait for it.")
         except (ValueError, OSError, RuntimeError) as error:
             parser.error(f"{device.first_line(error)}.")
         return run()

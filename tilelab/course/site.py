@@ -29,12 +29,8 @@ WIDGET_TEXT = re.compile(r"[A-Z]\w*\(.*")  # all that a saved notebook keeps of 
 WIDGET_NOTE = '<p class="note">In a running notebook this cell shows controls here.</p>'
 PICTURES = ("image/svg+xml", "image/png", "image/jpeg")
 # nbconvert's embed_images would close each tag of inline HTML at once: <details></details><summary></summary>.
-CONFIG = Config(
-    {
-        "HTMLExporter": {"template_name": "basic", "exclude_output_prompt": True},
-        "HighlightMagicsPreprocessor": {"languages": {"%%cuda": "cuda"}},
-    }
-)
+CONFIG = Config(HTMLExporter={"template_name": "basic", "exclude_output_prompt": True})
+CONFIG.HighlightMagicsPreprocessor.languages = {"%%cuda": "cuda"}
 
 
 @dataclasses.dataclass
@@ -96,9 +92,8 @@ def _picture_element(output, kind: str) -> str:
 def _fold_table(output):
     """Return a table as an output that the reader unfolds."""
     table = output.data.get("text/html") or f"<pre>{html.escape(output.data['text/plain'])}</pre>"
-    return _html_output(
-        f'<details class="rendered_html"><summary>The same as a table</summary>{table}</details>'
-    )
+    summary = "<summary>The same as a table</summary>"
+    return _html_output(f'<details class="rendered_html">{summary}{table}</details>')
 
 
 class _Views:
@@ -138,11 +133,8 @@ def _prepare_outputs(outputs: list, heading: str, page_views: _Views) -> list:
             if rest and (kind := _find_picture(rest[0])):
                 still = _picture_element(rest.pop(0), kind)
             prepared.append(page_views.add(view, still))
-            if (
-                rest
-                and {"text/html", "text/plain"} & set(rest[0].get("data", {}))
-                and views.MIME not in rest[0].data
-            ):
+            after = set(rest[0].get("data", {})) if rest else set()
+            if {"text/html", "text/plain"} & after and views.MIME not in after:
                 prepared.append(_fold_table(rest.pop(0)))
         else:
             prepared.append(_html_output(WIDGET_NOTE) if _is_widget(output) else output)
@@ -202,10 +194,8 @@ def _write_page(page: Page, before: Page | None, after: Page | None, exporter: H
     """Return the text of a page with links to the pages before and after it."""
     title, page_views = page.title(), _Views()
     _prepare_notebook(page.notebook, page_views)
-    body, contents = _clean_body(
-        exporter.from_notebook_node(page.notebook, {"metadata": {"name": title}})[0],
-        ROOT if page.stem == "index" else ROOT / "notebooks",
-    )
+    body, _ = exporter.from_notebook_node(page.notebook, {"metadata": {"name": title}})
+    body, contents = _clean_body(body, ROOT if page.stem == "index" else ROOT / "notebooks")
     links = [
         f'<a href="{other.stem}.html" rel="{kind}">{word}: {html.escape(other.title())}</a>'
         for kind, word, other in (("prev", "Before", before), ("next", "Next", after))
@@ -282,9 +272,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"{folder} cannot be written ({error.strerror}).")
     except ValueError as error:
         parser.error(str(error))
-    print(
-        f"{len(pages)} pages, {sum(page.stat().st_size for page in pages) / 2**20:.0f} MiB: open {pages[0]}"
-    )
+    mib = sum(page.stat().st_size for page in pages) / 2**20
+    print(f"{len(pages)} pages, {mib:.0f} MiB: open {pages[0]}")
     return 0
 
 

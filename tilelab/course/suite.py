@@ -87,42 +87,29 @@ def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = Non
         for phase, options in phases:
             chosen = " and ".join(f"({part})" for part in (select_tiers(tiers), phase) if part)
             report = pathlib.Path(folder, f"{phase}.xml")
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                f"--junitxml={report}",
-                *options,
-                *arguments,
-                *(["-m", chosen] if chosen else []),
-            ]
+            command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *options, *arguments]
+            command += ["-m", chosen] if chosen else []
             status = subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
             if not report.exists():
                 raise RuntimeError(f"pytest ended with status {status} and no report")
             found = list(xml.parse(report).iter("testcase"))
-            broken = [
-                _name(case)
-                for case in found
-                if case.find("failure") is not None or case.find("error") is not None
-            ]
+            faults = [(case.find("failure"), case.find("error")) for case in found]
+            broken = [_name(case) for case, fault in zip(found, faults) if fault != (None, None)]
             failures += broken
             failed += len(broken) or int(status not in (0, 5))  # 5: no test belongs to this phase
             cases += found
     skips = collections.Counter(skip.get("message") for case in cases for skip in case.iter("skipped"))
     skipped = sum(skips.values())
-    return {
+    counts = {
         "passed": len(cases) - failed - skipped,
         "failed": failed,
         "failures": failures,
         "skipped": skipped,
-        "skips": sorted(skips.items()),
-        "seconds": round(time.monotonic() - begin, 1),
-        "slowest": [
-            (_name(case), round(float(case.get("time")), 1))
-            for case in sorted(cases, key=lambda case: float(case.get("time")), reverse=True)[:10]
-        ],
     }
+    slowest = sorted(cases, key=lambda case: float(case.get("time")), reverse=True)[:10]
+    times = [(_name(case), round(float(case.get("time")), 1)) for case in slowest]
+    seconds = round(time.monotonic() - begin, 1)
+    return {**counts, "skips": sorted(skips.items()), "seconds": seconds, "slowest": times}
 
 
 def _name(case: xml.Element) -> str:
@@ -130,15 +117,10 @@ def _name(case: xml.Element) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = cli.make_plain_parser(
-        "tilelab.course.suite", "Run the tests in the order that suits this machine."
-    )
-    parser.add_argument(
-        "tiers",
-        nargs="*",
-        metavar="TIER",
-        help=f"unit, {', '.join(ALL_TIERS)}; default: all but {' and '.join(ON_REQUEST)}",
-    )
+    what = "Run the tests in the order that suits this machine."
+    parser = cli.make_plain_parser("tilelab.course.suite", what)
+    known = f"unit, {', '.join(ALL_TIERS)}; default: all but {' and '.join(ON_REQUEST)}"
+    parser.add_argument("tiers", nargs="*", metavar="TIER", help=known)
     tiers = parser.parse_args(argv).tiers
     try:
         select_tiers(tiers)
@@ -150,11 +132,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     if summary["failures"]:
         print("These tests failed:", *summary["failures"], sep="\n")
-    print(
-        f"{summary['passed']} passed, {summary['failed']} failed, {summary['skipped']} skipped "
-        f"in {summary['seconds']:.0f} s",
-        flush=True,
-    )
+    line = "{passed} passed, {failed} failed, {skipped} skipped in {seconds:.0f} s"
+    print(line.format(**summary), flush=True)
     return int(summary["failed"] > 0)
 
 

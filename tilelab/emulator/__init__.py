@@ -12,6 +12,7 @@ takes a fraction of a second.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import ctypes
 import fcntl
@@ -27,13 +28,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tilelab.emulator import inline_ptx
+from tilelab.emulator.source import change_for_gcc
 from tilelab.runtime import cuda, device
 
 FOLDER = pathlib.Path(__file__).parent
 SEEDS = range(6)  # 0: slow engines; 1: fast engines; 2: fast copies and slow products; others: random
-EXTERN_SHARED = re.compile(
-    r"extern\s+__shared__\s+(?:(?:__align__|alignas)\((\w+)\)\s*)?([\w ]+?)\s+(\w+)\s*\[\s*\]\s*;"
-)
+TOOLKIT = FOLDER / "toolkit"  # stand-ins for the headers of the CUDA toolkit
+# Static variables of functions are shared memory. g++ ignores the section of those of a template.
+LINKER_SCRIPT = """SECTIONS { emulated_shared : {
+    __start_emulated_shared = .; *(emulated_shared) *(.bss._ZZ* .data._ZZ*) __stop_emulated_shared = .;
+} } INSERT AFTER .data;
+"""
 LONGEST_RUN_S = 10.0  # of one thread without waiting
 MOST_SHARED = 232448  # bytes of shared memory per block, as on sm_90
 
@@ -122,7 +127,8 @@ def _call_compiler(source: str, flags: Sequence[str], what: str) -> subprocess.C
             "running a CUDA kernel without a GPU needs g++: install it, or read the SASS."
         )
     command = ["g++", "-std=c++17", "-w", "-x", "c++", "-", f"-I{FOLDER}", *flags]
-    done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+    english = os.environ | {"LC_ALL": "C"}
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=False, env=english)
     if refused := re.search(r"attribute error: (.*)$", done.stderr, re.MULTILINE):
         raise NotEmulated(refused[1].replace("\\'", "'") + "; it runs on a GPU only.")
     if done.returncode:
@@ -165,13 +171,14 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
     }
     own = {
         path.name: path.read_text()
-        for path in sorted(FOLDER.iterdir())
-        if path.suffix in (".cuh", ".h", ".cpp") or path.name == "inline_ptx.py"
+        for path in sorted(FOLDER.rglob("*"))
+        if path.is_file()
+        and (path.suffix in (".cuh", ".h", ".cpp") or TOOLKIT in path.parents or path.name == "inline_ptx.py")
     }
-    version = hashlib.sha256(repr((plain, own)).encode()).hexdigest()[:16]
+    version = hashlib.sha256(repr((plain, own, LINKER_SCRIPT)).encode()).hexdigest()[:16]
     folder = cuda.cubin_folder() / f"emulator-{version}"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in plain.items():
+    for name, text in (plain | {"shared.ld": LINKER_SCRIPT}).items():
         if not (folder / name).exists():
             with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
                 file.write(text)
@@ -181,65 +188,109 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
         if not (folder / "engine.so").exists():
             _build(own["engine.cpp"], ["-O2"], folder / "engine.so", "the engine")
     engine = ctypes.CDLL(os.fspath(folder / "engine.so"))
-    engine.run_emulated.restype = ctypes.c_char_p
+    engine.run_emulated.restype = engine.take_printed.restype = ctypes.c_char_p
     engine.end_trace.restype = ctypes.POINTER(Event)
     return folder, engine
 
 
+def _explain(log: str) -> str:
+    """Return what g++ stumbled over, in a sentence with the line of the cell."""
+    errors = re.findall(r"^(?:cell|<stdin>|(\S+?)):(\d+):\d+: (?:fatal )?error: (.*)", log, re.MULTILINE)
+    lines = re.findall(r"^cell:(\d+):", log, re.MULTILINE)
+    if not errors:
+        return "does not link for the emulator: " + log.splitlines()[-1]
+    _, line, said = next((each for each in errors if not each[0]), errors[0])
+    line = lines[0] if lines else line
+    if header := re.match(r"(\S+): No such file", said):
+        return f"includes <{header[1]}> in line {line}, which the emulator lacks"
+    name = re.search(
+        r"'([^']+)' (?:was not declared|is not a member|has not been declared|does not name a|in namespace|was not)|"
+        r"(?:no (?:type|template|member) named|call to|has no member named) '(\w[\w:]*)",
+        said,
+    )
+    if name:
+        return f"uses {name[1] or name[2]} in line {line}, which the emulator does not know"
+    return f"has a form in line {line} that the emulator does not know ({said})"
+
+
 @functools.lru_cache(256)
-def _compile(
-    source: str, name: str, parameters: tuple[tuple[str, str], ...], options: tuple[str, ...]
-) -> ctypes.CDLL:
+def _compile(kernel: Any) -> ctypes.CDLL:
     """Return the library of a kernel, compiled once and kept beside the engine."""
     folder, _ = _prepare_engine()
-    headers, toolkit_header = cuda.included_headers(source, "", [f"-I{FOLDER}", f"-I{cuda.INCLUDE_FOLDER}"])
-    if toolkit_header:
-        raise NotEmulated(
-            f"{name} includes <{toolkit_header}>, which the emulator lacks; it runs on a GPU only."
-        )
-    arguments = ", ".join(
-        f"*static_cast<{kind}*>(values[{index}])" for index, (kind, _) in enumerate(parameters)
-    )
-    alignments = [match[1] or "16" for match in EXTERN_SHARED.finditer(source)]
-    body = EXTERN_SHARED.sub(r"\2* \3 = reinterpret_cast<\2*>(emulator::dynamic_shared);", source)
-    # In a namespace without a name, shared variables of templates and inline functions belong to this file alone.
+    source, name = kernel.source, kernel.name
+    headers, _ = cuda.included_headers(source, "", [f"-I{cuda.INCLUDE_FOLDER}", *kernel.options])
+    # These headers come before the names and the constants of the cell, which would change them.
+    includes = [each[1] for text in (source, *headers.values()) for each in cuda.INCLUDE.findall(text)]
+    real = [each for each in includes if each.startswith("cuda/std/")]  # the toolkit's own, which g++ takes
+    own = [each for each in includes if (FOLDER / each).is_file() or (TOOLKIT / each).is_file()]
+    outside = [f"#include <{each}>" for each in dict.fromkeys(real + own)]
+    constants = [
+        f"#define {option[2:].replace('=', ' ', 1) if '=' in option else option[2:] + ' 1'}"
+        for option in kernel.options
+        if option.startswith("-D")
+    ]
     has_ptx = any(re.search(r"\b(asm|__asm__)\b", text) for text in (source, *headers.values()))
-    text = f"""#include "emulator.h"{chr(10) + '#include "instructions.h"' if has_ptx else ""}
-namespace {{
+    if has_ptx:
+        outside.append('#include "instructions.h"')
+    newline = "\n"
+    # Names of the cell hide those of the C library. In the namespace without a name, static variables of templates and
+    # inline functions belong to this file alone.
+    text = f"""#define EMULATED_ARCH {re.sub("[^0-9]", "", kernel.target)}0
+#include "language.h"
+{newline.join(outside + constants)}
+namespace cell {{ namespace {{
+BUILTINS_THAT_CELLS_OVERLOAD
 #line 2 "cell"
-{body}
-}}
+{change_for_gcc(source)}
+void call_kernel(void** values) {{ emulator::call({kernel.expression or name}, values); }}
+}} }}
 extern "C" {{
-extern u8 __start_emulated_shared[] __attribute__((weak)), __stop_emulated_shared[] __attribute__((weak));
+extern u8 __start_emulated_shared[] __attribute__((weak, visibility("hidden")));
+extern u8 __stop_emulated_shared[] __attribute__((weak, visibility("hidden")));
 extern u8* const shared_begin = __start_emulated_shared;
 extern u8* const shared_end = __stop_emulated_shared;
 extern const u8 __ehdr_start[] __attribute__((visibility("hidden"))), etext[] __attribute__((visibility("hidden")));
 extern const u8* const code_begin = __ehdr_start;
 extern const u8* const code_end = etext;
-extern const u32 dynamic_alignment = {
-        max(alignments, key=lambda each: int(each) if each.isdecimal() else 0, default=16)
-    };
+u32 dynamic_alignment = 16;
 #line 1 "launch"
-void emulated_kernel(void** values) {{ {name}({arguments}); }}
+void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
 }}
 """
-    path = folder / f"{hashlib.sha256(repr((text, headers, options)).encode()).hexdigest()}.so"
+    path = folder / f"{hashlib.sha256(repr((text, headers, kernel.options)).encode()).hexdigest()}.so"
     if not path.exists():
         flags = [
             "-O1",
             "-gdwarf-4",  # version 5 names the wrong file for some lines
             "-g1",
-            *options,
+            *(option for option in kernel.options if option.startswith("-I")),
+            *(f"-I{folder}" for folder in (cuda.toolkit_folders(name, real[0]) if real else ())),
+            "-fdata-sections",
+            "-fno-gnu-unique",
+            "-fno-threadsafe-statics",
+            f"-Wl,-T,{folder / 'shared.ld'}",
             f"-I{folder}",
+            f"-I{TOOLKIT}",
             f"-I{cuda.INCLUDE_FOLDER}",
             f"-L{folder}",
             "-l:engine.so",
             f"-Wl,-rpath,{folder}",
         ]
-        if has_ptx:
-            text = inline_ptx.rewrite(_call_compiler(text, ["-E", *flags], "the cell").stdout)
-            flags.append("-fpreprocessed")
-        _build(text, flags, path, "the cell")
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            verdict = pool.submit(kernel.check)  # the GPU's compiler has the first word
+            try:
+                if has_ptx:
+                    text = inline_ptx.rewrite(_call_compiler(text, ["-E", *flags], "the cell").stdout)
+                    flags.append("-fpreprocessed")
+                _build(text, flags, path, "the cell")
+            except cuda.CompileError as error:
+                verdict.result()
+                raise NotEmulated(f"{name} {_explain(str(error))}; it runs on a GPU only.") from error
+            try:
+                verdict.result()
+            except cuda.CompileError:
+                path.unlink(missing_ok=True)
+                raise
     return ctypes.CDLL(os.fspath(path))
 
 
@@ -286,12 +337,10 @@ def prepare(
     cuda.CompileError says why the kernel does not compile, NotEmulated that it uses a library or inline PTX, and
     Unsupported that there is no C++ compiler or too little shared memory.
     """
-    library, (_, engine) = (
-        _compile(kernel.source, kernel.name, kernel.parameters, kernel.options),
-        _prepare_engine(),
-    )
+    library, (_, engine) = _compile(kernel), _prepare_engine()
     grid, block = ([extent] if isinstance(extent, int) else list(extent) for extent in (grid, block))
     grid, block = (extents + [1] * (3 - len(extents)) for extents in (grid, block))
+    cluster = max(cluster, kernel.cluster_dims)
     threads = block[0] * block[1] * block[2]
     if not 1 <= threads <= 1024:
         raise ValueError(f"a block has 1 to 1,024 threads; {kernel.name} is launched with {threads:,}.")
@@ -300,6 +349,9 @@ def prepare(
             f"cluster is {cluster}; it must be 1 to 8 and divide the grid's {grid[0]} blocks along x."
         )
     tensors = [value for value in args if hasattr(value, "data_ptr")]
+    tensors += [
+        each for value in args for each in getattr(value, "pointees", ())
+    ]  # behind a pointer to pointers
     values = [ctypes.c_void_p(value.data_ptr()) if hasattr(value, "data_ptr") else value for value in args]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     ranges = (ctypes.c_uint64 * (2 * len(tensors)))(
@@ -334,6 +386,8 @@ def prepare(
             _seed if seed is None else seed,
             int(10 * LONGEST_RUN_S),
         )
+        if printed := engine.take_printed():
+            print(printed.decode(errors="replace"), end="")
         if failure:
             raise EmulationError(_name_lines(failure.decode(), library._name))
 

@@ -1,87 +1,23 @@
-// What a cell needs to run on the CPU: the words of CUDA C++, and the calls into engine.cpp, which is compiled once.
+// The calls of a cell into engine.cpp, which is compiled once. cuda.h adds the words of CUDA C++.
 #pragma once
 #include <cstdint>
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS  // Bessel functions and the like, which take half of the time to compile a cell
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-
-#define __global__
-#define __device__
-#define __host__
-#define __forceinline__ inline
-#define __noinline__
-#define __launch_bounds__(...)
-#define __grid_constant__
-#define __constant__ static
-#define __align__(bytes) __attribute__((aligned(bytes)))
-#define __shared__ static __attribute__((section("emulated_shared")))
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned char u8;
 
+struct uint3;
 struct dim3 {
-    u32 x = 1, y = 1, z = 1;
+    u32 x, y, z;
+    constexpr dim3(u32 x = 1, u32 y = 1, u32 z = 1) : x(x), y(y), z(z) {}
+    constexpr dim3(const uint3& extents);
+    constexpr operator uint3() const;
 };
-struct __align__(8) int2 {
-    int x, y;
-};
-struct __align__(16) int4 {
-    int x, y, z, w;
-};
-struct __align__(8) uint2 {
-    u32 x, y;
-};
-struct __align__(16) uint4 {
-    u32 x, y, z, w;
-};
-struct __align__(8) float2 {
-    float x, y;
-};
-struct __align__(16) float4 {
-    float x, y, z, w;
-};
-inline int2 make_int2(int x, int y) { return {x, y}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
-inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-template <typename A, typename B>
-constexpr auto min(A a, B b) {
-    return a < b ? a : b;
-}
-template <typename A, typename B>
-constexpr auto max(A a, B b) {
-    return a > b ? a : b;
-}
-template <typename T>
-T __ldg(const T* address) {
-    return *address;
-}
-template <typename T, typename V>
-T atomicExch(T* address, V value) {
-    T old = *address;
-    *address = value;
-    return old;
-}
-template <typename T, typename V>
-T atomicAdd(T* address, V value) {
-    return atomicExch(address, *address + value);
-}
-template <typename T, typename V>
-T atomicMin(T* address, V value) {
-    return atomicExch(address, min(*address, T(value)));
-}
-template <typename T, typename V>
-T atomicMax(T* address, V value) {
-    return atomicExch(address, max(*address, T(value)));
-}
-inline int __popc(u32 bits) { return __builtin_popcount(bits); }
-inline int __clz(u32 bits) { return bits ? __builtin_clz(bits) : 32; }
-inline int __ffs(u32 bits) { return __builtin_ffs(int(bits)); }
 inline float __uint_as_float(u32 bits) {
     float value;
     memcpy(&value, &bits, 4);
@@ -92,10 +28,6 @@ inline u32 __float_as_uint(float value) {
     memcpy(&bits, &value, 4);
     return bits;
 }
-inline float rsqrtf(float value) { return 1 / sqrtf(value); }
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __nanosleep(u32) {}
 
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -109,6 +41,8 @@ u32 cluster_address(u32 address, u32 rank);
 u32 address_of(const void* pointer);
 u32 lane_number();
 u32 rank_in_cluster();
+bool is_shared(const void* pointer);
+bool is_in_tensor(const void* pointer);
 u32 cluster_size();
 
 struct Votes {
@@ -116,6 +50,10 @@ struct Votes {
     u32 filled;
 };
 Votes meet(const char* what, u32 mask, u64 value);  // waits for the lanes of `mask`, which exchange values
+u32 active_lanes();  // of this warp: those that have come to this call, while no other lane can run
+int count_in_block(bool value);  // waits for all threads, and counts those that give true
+void print(const char* format, ...);
+u64 cycles();  // grows
 const u8* exchange(const char* what, const void* value, u32 bytes);  // the values of all 32 lanes
 void block_barrier(u32 name, u32 threads, const char* what);
 void arrive_at_block_barrier(u32 name, u32 threads, const char* what);
@@ -167,54 +105,4 @@ float f16_value(u32 bits);
 float element_value(Elements elements, u32 bits);
 u32 float8_bits(Elements elements, float value);  // E4M3 or E5M2, rounded to the nearest even; the largest for more
 
-// Return what lane `source` gave, or this lane's own value where `source` is none of its group of `width` lanes.
-template <typename T>
-T shuffle(const char* what, u32 mask, T value, int source, int width) {
-    static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
-    u64 bits = 0;
-    memcpy(&bits, &value, sizeof(T));
-    const Votes votes = meet(what, mask, bits);
-    const int first = int(lane_number()) / width * width;
-    if (source < first || source >= first + width) return value;
-    if (!(votes.filled >> source & 1)) fail("%s reads from lane %d, which does not take part", what, source);
-    memcpy(&value, &votes.slots[source], sizeof(T));
-    return value;
-}
-
-inline u32 vote(const char* what, u32 mask, bool value) {
-    const Votes votes = meet(what, mask, value);
-    u32 bits = 0;
-    for (u32 lane = 0; lane < 32; ++lane) bits |= u32((votes.filled >> lane & 1) && votes.slots[lane]) << lane;
-    return bits;
-}
-
 }  // namespace emulator
-
-inline void __trap() { emulator::fail("executes __trap()"); }
-inline void __syncthreads() { emulator::block_barrier(0, 0, "in __syncthreads()"); }
-
-// The lanes of a warp run one after the other, as on a GPU whose lanes have diverged, so a value reaches another lane
-// only by these calls. Each call waits for all lanes of its mask that have not ended.
-inline void __syncwarp(u32 mask = 0xffffffff) { emulator::meet("__syncwarp()", mask, 0); }
-
-template <typename T>
-T __shfl_sync(u32 mask, T value, int source, int width = 32) {
-    const int first = int(emulator::lane_number()) / width * width;
-    return emulator::shuffle("__shfl_sync()", mask, value, first + (source & (width - 1)), width);
-}
-template <typename T>
-T __shfl_up_sync(u32 mask, T value, u32 by, int width = 32) {
-    return emulator::shuffle("__shfl_up_sync()", mask, value, int(emulator::lane_number()) - int(by), width);
-}
-template <typename T>
-T __shfl_down_sync(u32 mask, T value, u32 by, int width = 32) {
-    return emulator::shuffle("__shfl_down_sync()", mask, value, int(emulator::lane_number()) + int(by), width);
-}
-template <typename T>
-T __shfl_xor_sync(u32 mask, T value, int lanes, int width = 32) {
-    return emulator::shuffle("__shfl_xor_sync()", mask, value, int(emulator::lane_number()) ^ lanes, width);
-}
-
-inline u32 __ballot_sync(u32 mask, int value) { return emulator::vote("__ballot_sync()", mask, value); }
-inline int __any_sync(u32 mask, int value) { return emulator::vote("__any_sync()", mask, value) != 0; }
-inline int __all_sync(u32 mask, int value) { return emulator::vote("__all_sync()", mask, !value) == 0; }

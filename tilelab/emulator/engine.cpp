@@ -132,6 +132,7 @@ struct Thread {
     std::function<bool()> ready;  // empty: it can run
     std::function<std::string()> waits_for;
     bool waits_for_barrier = false;
+    bool is_counted = false;  // it waits in active_lanes
     u32 failed_polls = 0;  // since the last one that succeeded
     bool polls = false, gives_up = false;
     Where where;  // it waits
@@ -153,6 +154,7 @@ struct Block {
     std::map<u32, Barrier> barriers;
     std::map<std::pair<u32, u32>, Meeting> meetings;  // by warp and mask
     Meeting named[16];
+    u32 counted[2] = {};  // threads that gave true to __syncthreads_count, for even and odd generations of barrier 0
     std::vector<WarpGroup> warp_groups;
 };
 
@@ -246,6 +248,20 @@ void fail(const char* format, ...) {
     end_run(find_caller(__builtin_frame_address(0)), format, values);
 }
 
+static std::string printed;
+void print(const char* format, ...) {
+    char text[4096];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    printed += text;
+}
+u64 cycles() {
+    static u64 count;
+    return count += 16;
+}
+
 // While this lives, an access to memory that does not exist, a division by zero or a loop without end ends the run with
 // a sentence, not the process.
 class CatchSignals {
@@ -337,14 +353,25 @@ static void load_block(u32 block) {
     copy_loaded(false);
 }
 
+bool is_shared(const void* pointer) {
+    const u8* byte = static_cast<const u8*>(pointer);
+    return (byte >= static_begin && byte < static_begin + static_bytes) ||
+           (byte >= dynamic_shared && byte < dynamic_shared + (shared_bytes - dynamic_base));
+}
+
+bool is_in_tensor(const void* pointer) {
+    const u64 address = reinterpret_cast<u64>(pointer);
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [=](auto& tensor) { return tensor.first <= address && address < tensor.second; });
+}
+
 u32 address_of(const void* pointer) {
     const u8* byte = static_cast<const u8*>(pointer);
     if (static_bytes && byte >= static_begin && byte < static_begin + static_bytes) return u32(byte - static_begin);
     if (byte >= dynamic_shared && byte <= dynamic_shared + (shared_bytes - dynamic_base))
         return dynamic_base + u32(byte - dynamic_shared);
     fail(
-        "shared_address of a pointer that does not point into shared memory; for the emulator, declare __shared__ "
-        "variables in the kernel itself, not in a template");
+        "takes the shared address of a pointer that does not point into shared memory");
 }
 
 u32 cluster_address(u32 address, u32 rank) {
@@ -471,6 +498,39 @@ void block_barrier(u32 name, u32 count, const char* what) {
                                                           meeting.arrived, count)
                                                    : "");
                });
+}
+
+int count_in_block(bool value) {
+    Block& block = my_block();
+    const Meeting& meeting = block.named[0];
+    const u32 half = meeting.generation % 2;
+    if (!meeting.arrived) block.counted[half] = 0;
+    block.counted[half] += value;
+    block_barrier(0, 0, "in a __syncthreads() that counts");
+    return int(block.counted[half]);
+}
+
+u32 active_lanes() {
+    Meeting& meeting = my_block().meetings[{my_number() / 32, 0}];
+    const u32 before = meeting.generation, half = before % 2, warp = my_number() / 32;
+    if (!meeting.arrived++) meeting.filled[half] = 0;
+    meeting.filled[half] |= 1u << lane_number();
+    const u32 first = my_block().first_thread + warp * 32, count = blockDim.x * blockDim.y * blockDim.z;
+    me().is_counted = true;
+    wait_until(
+        [&meeting, before, half, first, warp, count] {
+            if (meeting.generation != before) return true;
+            for (u32 lane = 0; lane < 32 && warp * 32 + lane < count; ++lane) {
+                Thread& thread = threads[first + lane];
+                if (!thread.finished && !thread.is_counted && (!thread.ready || thread.ready())) return false;
+            }
+            meeting.arrived = 0;
+            ++meeting.generation;
+            for (u32 lane = 0; lane < 32 && warp * 32 + lane < count; ++lane) threads[first + lane].is_counted = false;
+            return true;
+        },
+        [] { return "in __activemask() or coalesced_threads() for the other lanes of its warp"; });
+    return meeting.filled[half];
 }
 
 static u32 count_live() {
@@ -1345,6 +1405,14 @@ static void run_cluster(u32 size) {
 }
 
 }  // namespace emulator
+
+// Return what printf has printed since the last call.
+extern "C" const char* take_printed() {
+    static std::string said;
+    said.swap(emulator::printed);
+    emulator::printed.clear();
+    return said.c_str();
+}
 
 // The compiler's option -fsanitize-coverage=trace-pc makes a kernel call this at the start of each basic block.
 extern "C" void __sanitizer_cov_trace_pc() { ++emulator::steps; }

@@ -55,18 +55,9 @@ class Timing:
 
     def row(self) -> dict:
         """Return the fields that results/ keeps."""
-        found = {
-            "name": self.name,
-            "ms": self.ms,
-            "peer": self.peer,
-            "peer_ms": self.peer_ms,
-            "ratio": self.ratio,
-            "spread": self.spread,
-            "tflops": self.tflops,
-            "gbps": self.gbps,
-            "status": "failed" if self.reason else "ok",
-            "reason": self.reason,
-        }
+        fields = "name ms peer peer_ms ratio spread tflops gbps".split()
+        found = {field: getattr(self, field) for field in fields}
+        found |= {"status": "failed" if self.reason else "ok", "reason": self.reason}
         return {key: value for key, value in found.items() if value is not None}
 
 
@@ -118,16 +109,10 @@ def compare(
     timings = {}
     for name in candidates:
         ms = times.get(name)
-        timings[name] = Timing(
-            name,
-            ms,
-            peer,
-            times[peer],
-            flops / ms / 1e9 if flops and ms else None,
-            nbytes / ms / 1e6 if nbytes and ms else None,
-            failed.get(name, ""),
-            ratios.get(name, ()),
-        )
+        tflops = flops / ms / 1e9 if flops and ms else None
+        gbps = nbytes / ms / 1e6 if nbytes and ms else None
+        rates = (tflops, gbps, failed.get(name, ""), ratios.get(name, ()))
+        timings[name] = Timing(name, ms, peer, times[peer], *rates)
     return timings
 
 

@@ -116,18 +116,10 @@ def compare(
             torch.cuda.synchronize()
         errors["error"] = relative_error(result, reference)
         reason = find_damage() or _reason(result, reference, errors["error"], errors["tolerance"])
-        rows.append(
-            {
-                "name": name,
-                "shape": list(shape),
-                "dtype": str(dtype)[6:],
-                **{
-                    key: value if value < _INFINITE else None for key, value in errors.items()
-                },  # JSON has no inf
-                "status": "wrong" if reason else "ok",
-                "reason": reason,
-            }
-        )
+        # JSON has no infinity.
+        finite = {key: value if value < _INFINITE else None for key, value in errors.items()}
+        row = {"name": name, "shape": list(shape), "dtype": str(dtype)[6:], **finite}
+        rows.append(row | {"status": "wrong" if reason else "ok", "reason": reason})
     return rows
 
 
@@ -186,19 +178,9 @@ def _sanitize_share(module: str, kernels: str, tool: str, share: int, shares: in
         f"from {module} import sanitizer_cases; sanitizer_cases({f'{share}, {shares}' if shares > 1 else ''})"
     )
     # cuda-python asks the driver for functions that it may lack, which is not an error of a kernel.
-    command = [
-        "compute-sanitizer",
-        "--tool",
-        tool,
-        "--report-api-errors",
-        "no",
-        "--error-exitcode",
-        "9",
-        *(["--kernel-name", f"kernel_substring={kernels}"] if kernels else []),
-        sys.executable,
-        "-c",
-        cases,
-    ]
+    command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
+    command += ["--kernel-name", f"kernel_substring={kernels}"] if kernels else []
+    command += [sys.executable, "-c", cases]
     # Each tensor gets memory of its own from the driver, so that memcheck knows where it ends.
     env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(

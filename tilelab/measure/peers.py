@@ -249,15 +249,12 @@ def compare(
     reasons = {peer: peer.reason or _find_reason(find_fault, peer, make) for peer, make in rivals.items()}
     able = {peer.name: prepare for peer, prepare in rivals.items() if not reasons[peer]}
     found = bench.compare({"course": course, **able}, make_inputs, "course", **timing) if able else {}
-    return [
-        checked
-        | (
-            relate(found["course"], found[peer.name], peer)
-            if peer.name in found
-            else fail(peer, reasons[peer])
-        )
-        for peer in rivals
-    ]
+    rows = []
+    for peer in rivals:
+        timed = peer.name in found
+        row = relate(found["course"], found[peer.name], peer) if timed else fail(peer, reasons[peer])
+        rows.append(checked | row)
+    return rows
 
 
 def _find_reason(find_fault: Callable, peer: Peer, prepare: Callable) -> str:
@@ -294,18 +291,10 @@ def relate(course: bench.Timing, rival: bench.Timing, peer: Peer) -> dict:
     )
     rounds = [mine / theirs for mine, theirs in zip(of_course, of_rival)]
     rates = {name: rate for name in ("tflops", "gbps") if (rate := getattr(course, name))}
-    return {
-        "name": "course",
-        "ms": course.ms,
-        **rates,
-        "peer": peer.name,
-        "peer_version": peer.version,
-        "peer_ms": rival.ms,
-        "ratio": rival.ms / course.ms,
-        **({"spread": bench.find_spread(rounds)} if len(rounds) > 1 else {}),
-        "status": "ok",
-        "reason": "",
-    }
+    row = {"name": "course", "ms": course.ms, **rates, "peer": peer.name, "peer_version": peer.version}
+    row |= {"peer_ms": rival.ms, "ratio": rival.ms / course.ms}
+    row |= {"spread": bench.find_spread(rounds)} if len(rounds) > 1 else {}
+    return row | {"status": "ok", "reason": ""}
 
 
 def select_strongest(rows: Sequence[dict], keys: Sequence[str] = ("shape",)) -> list[dict]:

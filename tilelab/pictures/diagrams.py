@@ -38,13 +38,8 @@ def box(
     """Draw a rectangle whose lower left corner is (x, y), with a text in its middle; `rest` goes to matplotlib."""
     axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **rest))
     if text:
-        write(
-            axes,
-            x + width / 2,
-            y + height / 2,
-            text,
-            color="white" if face == plots.colour("best") else "black",
-        )
+        ink = "white" if face == plots.colour("best") else "black"
+        write(axes, x + width / 2, y + height / 2, text, color=ink)
 
 
 def write(
@@ -88,11 +83,8 @@ def draw_gemm(config: Any, m: int, n: int, k: int) -> plots.Picture:
     """
     bm, bn, bk, stages = config.block_m, config.block_n, config.block_k, config.num_stages
     needs = f"{config.smem_bytes('bf16', 'sm_90a') / 1024:.0f} KB of shared memory per block"
-    figure, axes = canvas(
-        f"One {bm} × {bn} tile of C: its K steps flow through a ring of stages",
-        f"{m} × {n} × {k}, bf16; needs {needs}",
-        *plots.SIZE,
-    )
+    title = f"One {bm} × {bn} tile of C: its K steps flow through a ring of stages"
+    figure, axes = canvas(title, f"{m} × {n} × {k}, bf16; needs {needs}", *plots.SIZE)
     blue, orange, green = map(plots.colour, ("best", "proposed", "predicted"))  # A, B, C
 
     draw = functools.partial(box, axes)
@@ -158,15 +150,14 @@ def draw_gemm(config: Any, m: int, n: int, k: int) -> plots.Picture:
         draw(x + index * width / count, 0.46, width / count, 0.26, face, line, linestyle=":")
     label(x + width / count / 2, 0.59, f"{bm * part / 512:g} KB", "center", color="white")
     label(x, 0.36, "staged C" + (f", one of {count} parts at a time" if count > 1 else ""))
+    arrow = {"arrowstyle": "-|>", "color": plots.GREY, "lw": 1.3, "shrinkA": 0, "shrinkB": 0}
     for start, end in (
         ((edge, (top + bottom) / 2), (x, (top + bottom) / 2)),
         ((middle, bottom), (middle, 1.34)),
         ((middle, 1.0), (middle, 0.72)),
         ((x, 0.59), (cx + wide, 0.59)),
     ):
-        axes.annotate(
-            "", end, start, arrowprops=dict(arrowstyle="-|>", color=plots.GREY, lw=1.3, shrinkA=0, shrinkB=0)
-        )
+        axes.annotate("", end, start, arrowprops=arrow)
     label((edge + x) / 2, (top + bottom) / 2 + 0.1, "TMA load", "center", 7.5)
     label((edge + x) / 2, 0.69, "TMA store", "center", 7.5)
     parts = f" in {count} parts, one at a time" if count > 1 else ""

@@ -13,6 +13,7 @@ import re
 import textwrap
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy
 from matplotlib.axes import Axes
@@ -24,31 +25,23 @@ from matplotlib.ticker import MaxNLocator
 SIZE = (5.5, 3.2)
 # Okabe and Ito's palette, which can be told apart with any colour vision. The best kernel of a topic is dark blue.
 TONES = {
-    "#000000": ("cuBLAS", "cuDNN"),
-    "#777777": (
-        "torch",
-        "torch copy_",
-        "torch add",
-        "torch copy",
-        "torch index_select",
-        "eager",
-        "flash",
-        "efficient",
-    ),
-    "#D55E00": ("conservative", "loads", "lane0_search"),
-    "#E69F00": ("proposed", "pointers", "cp_async", "ballot_search"),
-    "#0072B2": ("best", "course", "persistent", "host", "bulk_batch"),
-    "#CC79A7": ("plain",),
-    "#009E73": ("predicted", "device", "bulk_ring", "bulk_rows", "ping-pong"),
-    "#88CCEE": ("bulk_single", "shared_search", "roles"),
-    "#661100": ("search_a_thread",),
-    "#332288": ("vectors",),
-    "#117733": ("overlap",),
+    "#000000": "cuBLAS, cuDNN",
+    "#777777": "torch, torch copy_, torch add, torch copy, torch index_select, eager, flash, efficient",
+    "#D55E00": "conservative, loads, lane0_search",
+    "#E69F00": "proposed, pointers, cp_async, ballot_search",
+    "#0072B2": "best, course, persistent, host, bulk_batch",
+    "#CC79A7": "plain",
+    "#009E73": "predicted, device, bulk_ring, bulk_rows, ping-pong",
+    "#88CCEE": "bulk_single, shared_search, roles",
+    "#661100": "search_a_thread",
+    "#332288": "vectors",
+    "#117733": "overlap",
 }
 # The modes of torch.compile in ch14_compiled.
-MODES = tuple("default max-autotune max-autotune-no-cudagraphs persistent-tma tma-only unfused math".split())
-MODES += ("unfused-default", "flex", "flex-tma", "flex-max-autotune")
-COLOURS = {name: tone for tone, names in TONES.items() for name in names} | dict.fromkeys(MODES, "#777777")
+MODES = "default max-autotune max-autotune-no-cudagraphs persistent-tma tma-only unfused math".split()
+MODES += "unfused-default flex flex-tma flex-max-autotune".split()
+COLOURS = {name: tone for tone, names in TONES.items() for name in names.split(", ")}
+COLOURS |= dict.fromkeys(MODES, "#777777")
 OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#6A51A3", "#8C510A")  # for names that are not above
 GREY = "#666666"
 UNITS = {"tflops": "TFLOP/s", "gbps": "GB/s", "us": "µs"}
@@ -118,7 +111,18 @@ def _ran(row: dict, value: str) -> bool:
 def _reason(row: dict, width: int = 56, lines: int = 2) -> str:
     """Return why a row did not run, shortened to fit."""
     text = row.get("reason") or row.get("status", "not measured")
-    return escape_math(textwrap.fill(text, width, max_lines=lines, placeholder=" …"))
+    return textwrap.fill(text, width, max_lines=lines, placeholder=" …")
+
+
+def write_note(axes: Axes, x: float, y: float, text: str, **more: Any) -> None:
+    """Write a small grey text at (x, y), such as the reason why a row has no value; `more` goes to matplotlib."""
+    axes.text(x, y, escape_math(text), va="center", fontsize=7, color=GREY, **more)
+
+
+def legend_above(axes: Axes, *entries: Sequence, x: float = 0, columns: int = 4, **more: Any) -> None:
+    """Put the legend in a line above the axes, from `x` on; `entries` and `more` go to matplotlib."""
+    look = {"loc": "lower left", "frameon": False, "fontsize": 7.5, "borderaxespad": 0} | more
+    axes.legend(*entries, bbox_to_anchor=(x, 1), ncols=columns, **look)
 
 
 def label_lines(axes: Axes, rows: Sequence[dict], label: Key) -> None:
@@ -130,17 +134,14 @@ def label_lines(axes: Axes, rows: Sequence[dict], label: Key) -> None:
 def _draw_vertical(axes, x: float, text: str, style: str, tone: str, left: bool) -> None:
     """Draw a vertical line with a label above the axes, on its left or right."""
     axes.axvline(x, color=tone, linestyle=style, linewidth=1, zorder=1)
-    axes.annotate(
-        escape_math(text),
-        (x, 1),
-        (-2 if left else 2, 1),
-        xycoords=("data", "axes fraction"),
-        fontsize=7,
-        textcoords="offset points",
-        ha="right" if left else "left",
-        va="bottom",
-        color=tone,
-    )
+    shift, side = (-2, "right") if left else (2, "left")
+    places = {
+        "xycoords": ("data", "axes fraction"),
+        "textcoords": "offset points",
+        "ha": side,
+        "va": "bottom",
+    }
+    axes.annotate(escape_math(text), (x, 1), (shift, 1), fontsize=7, color=tone, **places)
 
 
 def _say_values(rows: Sequence[dict], label: Key, value: str, form: str) -> str:
@@ -178,30 +179,16 @@ def ratios(
     digits = 3 if max(seen) - min(seen) < 0.1 else 2
     for y, row in zip(range(len(rows))[::-1], rows):
         if not _ran(row, "ratio"):
-            axes.text(
-                0.01,
-                y,
-                _reason(row, 48, 1),
-                transform=axes.get_yaxis_transform(),
-                va="center",
-                fontsize=7,
-                color=GREY,
-                bbox=_WHITE_BOX,
+            write_note(
+                axes, 0.01, y, _reason(row, 48, 1), transform=axes.get_yaxis_transform(), bbox=_WHITE_BOX
             )
             continue
         ratio, tone = row["ratio"], COLOURS.get(row.get("name"), COLOURS["course"])
         axes.plot([1, ratio], [y, y], color=tone, linewidth=2)
         axes.plot(ratio, y, "o", color=tone, markersize=5)
-        axes.annotate(
-            f"{ratio:.{digits}f}",
-            (ratio, y),
-            (6 if ratio >= 1 else -6, 0),
-            textcoords="offset points",
-            ha="left" if ratio >= 1 else "right",
-            va="center",
-            fontsize=7.5,
-            bbox=_WHITE_BOX,
-        )
+        shift, side = (6, "left") if ratio >= 1 else (-6, "right")
+        places = {"textcoords": "offset points", "ha": side, "va": "center"}
+        axes.annotate(f"{ratio:.{digits}f}", (ratio, y), (shift, 0), fontsize=7.5, bbox=_WHITE_BOX, **places)
     room = 0.17 * (max(seen) - min(seen) or 1)
     low, high = min(seen) - 2 * room, max(seen) + room  # room for a number on the left of its point
     axes.set_xlim(low, high)
@@ -239,20 +226,10 @@ def ladder(
             axes.text(end + top * 0.012, y, text, va="center", fontsize=7.5, bbox=_WHITE_BOX)
         else:
             axes.barh(y, top * 0.02, fill=False, edgecolor=GREY, hatch="////", height=0.7)
-            axes.text(
-                top * 0.03,
-                y,
-                _reason(row),
-                va="center",
-                fontsize=7,
-                color=GREY,
-                linespacing=1,
-                bbox=_WHITE_BOX,
-            )
+            write_note(axes, top * 0.03, y, _reason(row), linespacing=1, bbox=_WHITE_BOX)
     if ceiling:
-        _draw_vertical(
-            axes, ceiling, f"{ceiling_label} {ceiling:,.4g}".strip(), "--", colour("cuBLAS"), left=True
-        )
+        text = f"{ceiling_label} {ceiling:,.4g}".strip()
+        _draw_vertical(axes, ceiling, text, "--", colour("cuBLAS"), left=True)
     axes.set_xlim(0, top * 1.1)
     label_lines(axes, rows, label)
     unit = unit or UNITS.get(value, value)
@@ -321,15 +298,9 @@ def heat_map(
         if not known:
             axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color="#dddddd"))
         dark = known and numpy.dot(shades.cmap(shades.norm(grid[i, j]))[:3], (0.3, 0.59, 0.11)) < 0.5
-        axes.text(
-            j,
-            i,
-            escape_math(text),
-            ha="center",
-            va="center",
-            color="white" if dark else "black",
-            fontsize=size if known else max(7, 0.8 * size),
-        )  # "smem" is wider than "0.99"
+        look = {"color": "white" if dark else "black", "ha": "center", "va": "center"}
+        # "smem" is wider than "0.99".
+        axes.text(j, i, escape_math(text), fontsize=size if known else max(7, 0.8 * size), **look)
     axes.set_xticks(range(len(columns)), [escape_math(column) for column in columns])
     axes.set_yticks(range(len(lines)), [escape_math(line) for line in lines])
     axes.set_xlabel(escape_math(x_label or (x if isinstance(x, str) else "")), fontsize=8)

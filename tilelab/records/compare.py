@@ -80,10 +80,7 @@ def read_records(folder: str, only: Sequence[str] = ()) -> Records:
 def _require_same_gpu(old: Records, new: Records) -> None:
     """Raise ValueError where a record of OLD is missing in NEW, which has the experiment's record of another GPU."""
     for gpu, experiment in old.keys() - new.keys():
-        others = [
-            record for (other, name), record in new.items() if name == experiment and (other, name) not in old
-        ]
-        if others:
+        if others := [new[key] for key in new if key not in old and key[1] == experiment]:
             raise ValueError(
                 f"OLD holds {experiment} of {old[gpu, experiment]['device']['name']} and NEW of "
                 f"{others[0]['device']['name']}: figures of two GPUs cannot be compared."
@@ -103,9 +100,8 @@ def find_problems(old: Records, new: Records, margin_percent: float = MARGIN_PER
             continue
         pairs = gpus.pair_rows(record, new[key])
         if lost := [words for words, _, row in pairs if row is None]:
-            problems.append(
-                Problem(MISSING, name, "; ".join(lost), f"{len(pairs)} rows", f"{len(lost)} fewer")
-            )
+            fewer = f"{len(lost)} fewer"
+            problems.append(Problem(MISSING, name, "; ".join(lost), f"{len(pairs)} rows", fewer))
         for words, before, after in pairs:
             if after is not None:
                 problems += _compare_rows(key[1], name, words, before, after, margin_percent / 100)
@@ -122,9 +118,8 @@ def _compare_rows(
 ) -> list[Problem]:
     was, now = old.get("status", "ok"), new.get("status", "ok")
     if _severity(now) > _severity(was):
-        return [
-            Problem(STATUS, name, words, was, f"{now}: {new.get('reason') or 'no reason'}", _severity(now))
-        ]
+        why = f"{now}: {new.get('reason') or 'no reason'}"
+        return [Problem(STATUS, name, words, was, why, _severity(now))]
     problems = []
     for key in [key for key in old if key == "ratio" or key.endswith("_ratio")]:
         before, after = old[key], new.get(key)
@@ -133,30 +128,14 @@ def _compare_rows(
         if before is None or now != "ok":
             continue
         if key == "ratio" and (after is None or peers[0] != peers[1]):
-            problems.append(
-                Problem(
-                    MISSING,
-                    name,
-                    label,
-                    f"{before:.3f} x {peers[0] or 'the peer'}",
-                    "no ratio" if after is None else f"{after:.3f} x {peers[1] or 'the peer'}",
-                )
-            )
+            found = "no ratio" if after is None else f"{after:.3f} x {peers[1] or 'the peer'}"
+            problems.append(Problem(MISSING, name, label, f"{before:.3f} x {peers[0] or 'the peer'}", found))
         elif after is not None:
-            fall = after - before if experiment in COSTS else before - after
+            fall, sign = (after - before, "+") if experiment in COSTS else (before - after, "-")
             allowed = allowed_fall(old, new, key, margin)
+            found = f"{after:.3f} ({after / before - 1:+.1%}, allowed {sign}{allowed / before:.1%})"
             if fall > allowed:
-                problems.append(
-                    Problem(
-                        RATIO,
-                        name,
-                        label,
-                        f"{before:.3f}",
-                        f"{after:.3f} ({after / before - 1:+.1%}, "
-                        f"allowed {'+' if experiment in COSTS else '-'}{allowed / before:.1%})",
-                        fall / before,
-                    )
-                )
+                problems.append(Problem(RATIO, name, label, f"{before:.3f}", found, fall / before))
     return problems
 
 
@@ -190,11 +169,8 @@ def find_changed_verdicts(old: Records, new: Records) -> list[Problem]:
             before, after = (_judge_claims(pathlib.Path(folder), records) for records in (own | old, new))
         finally:
             os.environ["TILES_RESULTS"] = kept
-    return [
-        Problem(VERDICT, "claim", name, before[name], after[name])
-        for name in before
-        if before[name] != after[name]
-    ]
+    changed = [name for name in before if before[name] != after[name]]
+    return [Problem(VERDICT, "claim", name, before[name], after[name]) for name in changed]
 
 
 def _judge_claims(folder: pathlib.Path, records: Records) -> dict[str, str]:
@@ -234,10 +210,9 @@ def describe(old: Records, new: Records) -> str:
     names = {gpu: old[gpu, name]["device"]["name"] for gpu, name in both}
     changed = sum(old[key]["source"] != new[key]["source"] for key in both)
     rows = sum(len(old[key]["rows"]) for key in both)
-    return (
-        "; ".join(f"{names[gpu]}: {versions}" for gpu, versions in software.items()) + f".\n{len(both)} of "
-        f"{len(old)} records are in both, with {rows:,} rows; the measured code of {changed or 'none'} differs."
-    )
+    gpus_compared = "; ".join(f"{names[gpu]}: {versions}" for gpu, versions in software.items())
+    compared = f"{len(both)} of {len(old)} records are in both, with {rows:,} rows"
+    return f"{gpus_compared}.\n{compared}; the measured code of {changed or 'none'} differs."
 
 
 def _shorten(text: str) -> str:
@@ -249,10 +224,8 @@ def tabulate(problems: Sequence[Problem]) -> str:
     """Return the first SHOWN problems as a table, and how many more there are."""
     if not problems:
         return "Nothing became worse."
-    shown = [
-        [_shorten(cell) for cell in (each.kind, each.where, each.row, f"{each.old} -> {each.new}")]
-        for each in problems[:SHOWN]
-    ]
+    rows = [(each.kind, each.where, each.row, f"{each.old} -> {each.new}") for each in problems[:SHOWN]]
+    shown = [[_shorten(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in shown]
     counts = collections.Counter(each.kind for each in problems)

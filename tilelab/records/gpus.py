@@ -17,53 +17,18 @@ from tilelab.records import results
 # The configuration is last, because each GPU may have its own best one.
 KEYS = ("workload", "op", "case", "format", "what", "name", "shape", "dtype", "layout", "causal")
 FURTHER_KEYS = (
-    "how",
-    "loop",
-    "epilogue",
-    "gpus",
-    "kernel",
-    "config",
-    "kind",
-    "ingredient",
-    "stages",
-    "splits",
-    "block_m",
-    "block_n",
-    "num_warps",
-    "num_stages",
-    "peer",
-    "tool",
-    "rule",
-    "program",
-    "fault",
-    "hunt",
-    "triton",
-    "target",
-)
-MARKS = (
-    ("o", "#0072B2"),
-    ("s", "#D55E00"),
-    ("^", "#009E73"),
-    ("D", "#CC79A7"),
-    ("v", "#E69F00"),
-    ("P", "#56B4E9"),
-)
+    "how loop epilogue gpus kernel config kind ingredient stages splits block_m block_n num_warps num_stages peer tool "
+    "rule program fault hunt triton target"
+).split()
+MARKS = tuple(zip("os^DvP", "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9".split()))
 
 
 def records_on_all_gpus(record: results.Record) -> list[results.Record]:
     """Return `record`, then the same experiment's record of each other GPU in results/. Raises as `results.load`."""
-    own, experiment = results.gpu_folder(record.data), record.experiment
-    found = sorted(
-        path.parent.name for path in results.results_folder().glob(f"*/{results.file_name(experiment)}")
-    )
-    return [
-        record,
-        *(
-            results.Record(results.load(experiment, gpu), live=False)
-            for gpu in found
-            if gpu not in (own, results.NO_GPU.slug)
-        ),
-    ]
+    left_out = (results.gpu_folder(record.data), results.NO_GPU.slug)
+    paths = results.results_folder().glob(f"*/{results.file_name(record.experiment)}")
+    others = sorted(path.parent.name for path in paths if path.parent.name not in left_out)
+    return [record, *(results.Record(results.load(record.experiment, gpu), live=False) for gpu in others)]
 
 
 def _gpu_names(records: Sequence[results.Record]) -> list[str]:
@@ -139,23 +104,17 @@ def _match_rows(
 def _source(records: Sequence[results.Record]) -> str:
     """Return the label of the first record, and for each other one its GPU, its date and whether its code differs."""
     first, *others = records
-    return "; ".join(
-        [
-            first.label(),
-            *(
-                f"{name}, {other.data['recorded'][:10]}"
-                + ", of other code" * (other.data["source"] != first.data["source"])
-                for name, other in zip(_gpu_names(others), others)
-            ),
-        ]
-    )
+    labels = [first.label()]
+    for name, other in zip(_gpu_names(others), others):
+        differs = other.data["source"] != first.data["source"]
+        labels.append(f"{name}, {other.data['recorded'][:10]}" + ", of other code" * differs)
+    return "; ".join(labels)
 
 
 def _missing(row: dict | None) -> str:
     """Return the status of a row without a value; "" for a GPU without this row."""
-    return (
-        "" if row is None else row.get("status", "ok") if row.get("status", "ok") != "ok" else "not measured"
-    )
+    status = "" if row is None else row.get("status", "ok")
+    return "not measured" if status == "ok" else status
 
 
 def table(record: results.Record, value: str, by: Sequence[str] | None = None) -> results.Table:
@@ -166,15 +125,11 @@ def table(record: results.Record, value: str, by: Sequence[str] | None = None) -
     """
     records = records_on_all_gpus(record)
     keys, matched = _match_rows(records, value, by)
-    rows = [
-        dict(zip(keys, key))
-        | {
-            name: row[value] if row and row.get(value) is not None else _missing(row)
-            for name, row in zip(_gpu_names(records), rows)
-        }
-        for key, rows in matched.items()
-    ]
-    return results.table(rows, f"{record.experiment}, {value}: {_source(records)}")
+    lines = []
+    for key, rows in matched.items():
+        cells = [row[value] if row and row.get(value) is not None else _missing(row) for row in rows]
+        lines.append(dict(zip(keys, key)) | dict(zip(_gpu_names(records), cells)))
+    return results.table(lines, f"{record.experiment}, {value}: {_source(records)}")
 
 
 def picture(
@@ -195,24 +150,14 @@ def picture(
         axes.plot(
             *zip(*points) if points else ([], []), mark, color=tone, markersize=5, alpha=0.85, label=name
         )
-    absent = [
-        "; ".join(
-            f"{name}: {_missing(row)}"
-            for name, row in zip(_gpu_names(records), rows)
-            if row and row.get(value) is None
+    absent = []
+    for rows in matched.values():
+        named = zip(_gpu_names(records), rows)
+        absent.append(
+            "; ".join(f"{gpu}: {_missing(row)}" for gpu, row in named if row and row.get(value) is None)
         )
-        for rows in matched.values()
-    ]
-    for y, text in enumerate(absent):
-        axes.text(
-            0.01,
-            len(matched) - 1 - y,
-            plots.escape_math(text),
-            transform=axes.get_yaxis_transform(),
-            va="center",
-            fontsize=7,
-            color=plots.GREY,
-        )
+    for y, text in zip(range(len(matched))[::-1], absent):
+        plots.write_note(axes, 0.01, y, text, transform=axes.get_yaxis_transform())
     if value == "ratio":
         axes.axvline(1, color="black", linewidth=1, zorder=1)
         axes.plot([0.9, 1.1], [0, 0], alpha=0)  # widens the axis, so that one per cent does not look large
@@ -224,7 +169,5 @@ def picture(
     peers = {row.get("peer") for record in records for row in record.rows} - {None}
     unit = f"speed, × {peers.pop() if len(peers) == 1 else 'the peer'}" if value == "ratio" else value
     axes.set_xlabel(plots.escape_math(plots.UNITS.get(value, unit)), fontsize=8)
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0, ncols=4, fontsize=7.5, frameon=False
-    )
+    plots.legend_above(axes)
     return figure

@@ -13,39 +13,29 @@ import statistics
 
 from tilelab import ROOT
 from tilelab.records import gpus, results
+from tilelab.records.report import make_table
 from tilelab.runtime import device, provenance
 
 PAGE = ROOT / "docs" / "stacks.md"
-# (what is compared with what, experiment, fields of the rows that count)
-HEADLINES = [
-    ("a bulk copy of 1 GiB, against torch's copy", "ch07_bulk_speed", {"op": "copy", "name": "bulk_single"}),
-    ("resampling, against torch's copy of as many bytes", "ch07_resample_ladder", {"name": "vectors"}),
-    (
-        "a transpose by tensor map, against torch's copy",
-        "ch10_tile_speed",
-        {"op": "transpose", "name": "down"},
-    ),
-    ("the CUDA GEMM on layers of language models, against cuBLAS", "ch10_gemm_layers", {}),
-    (
-        "a copy by host descriptor, against torch's copy",
-        "ch14_descriptors_speed",
-        {"op": "copy", "name": "tile_host"},
-    ),
-    ("the Triton GEMM on the same layers, against cuBLAS", "ch14_gemm_layers", {}),
-    ("attention at 8,192 tokens, against cuDNN", "ch14_attention_ladder", {"name": "persistent"}),
-    ("quantising to MXFP8 or scaled fp8, against torch's copy", "ch14_mx_formats_speed", {"what": "cvt"}),
-    (
-        "reading MXFP4 back to bfloat16, against torch's copy (see *A layout decides* in `ch14_mx_formats`)",
-        "ch14_mx_formats_speed",
-        {"what": "back", "format": "mxfp4"},
-    ),
-    ("a GEMM in fp8 with block scales, against torch", "ch14_blockscaled_fp8", {"name": "course"}),
-    (
-        "a decoder block compiled with the course's fp8, against eager bf16",
-        "ch14_compiled_decoder",
-        {"name": "course fp8"},
-    ),
-]
+# the experiment | fields of the rows that count | what is compared with what
+TABLE = """\
+ch07_bulk_speed | op=copy, name=bulk_single | a bulk copy of 1 GiB, against torch's copy
+ch07_resample_ladder | name=vectors | resampling, against torch's copy of as many bytes
+ch10_tile_speed | op=transpose, name=down | a transpose by tensor map, against torch's copy
+ch10_gemm_layers |  | the CUDA GEMM on layers of language models, against cuBLAS
+ch14_descriptors_speed | op=copy, name=tile_host | a copy by host descriptor, against torch's copy
+ch14_gemm_layers |  | the Triton GEMM on the same layers, against cuBLAS
+ch14_attention_ladder | name=persistent | attention at 8,192 tokens, against cuDNN
+ch14_mx_formats_speed | what=cvt | quantising to MXFP8 or scaled fp8, against torch's copy
+ch14_mx_formats_speed | what=back, format=mxfp4 | reading MXFP4 back to bfloat16, against torch's copy (see \
+*A layout decides* in `ch14_mx_formats`)
+ch14_blockscaled_fp8 | name=course | a GEMM in fp8 with block scales, against torch
+ch14_compiled_decoder | name=course fp8 | a decoder block compiled with the course's fp8, against eager bf16
+"""
+HEADLINES = []  # (what is compared with what, experiment, fields of the rows that count)
+for experiment, fields, words in (line.split(" | ") for line in TABLE.splitlines()):
+    wanted = dict(field.split("=") for field in fields.split(", ") if field)
+    HEADLINES.append((words, experiment, wanted))
 EXPERIMENTS = tuple(dict.fromkeys(experiment for _, experiment, _ in HEADLINES))
 COUNTS = ("passed", "failed", "skipped", "seconds")
 TEXT = """\
@@ -113,16 +103,10 @@ def compare_headline(old: dict | None, new: dict | None, fields: dict) -> list[s
     if not timed:
         return [f"0 of {len(pairs)}", "", "no ratio", "", ""]
     figures = [results.geometric_mean(each["ratio"] for each in rows) for rows in zip(*timed)]
-    spread = statistics.median(
-        sum(each.get("spread") or 0 for each in pair) / pair[0]["ratio"] for pair in timed
-    )
+    spreads = [sum(row.get("spread") or 0 for row in pair) / pair[0]["ratio"] for pair in timed]
     rows = str(len(pairs)) if len(timed) == len(pairs) else f"{len(timed)} of {len(pairs)}"
-    return [
-        rows,
-        *(f"{figure:.3f}" for figure in figures),
-        f"{figures[1] / figures[0] - 1:+.1%}",
-        f"{spread:.1%}",
-    ]
+    change, spread = figures[1] / figures[0] - 1, statistics.median(spreads)
+    return [rows, *(f"{figure:.3f}" for figure in figures), f"{change:+.1%}", f"{spread:.1%}"]
 
 
 def make_page() -> str:
@@ -132,41 +116,22 @@ def make_page() -> str:
     """
     folder = results.results_folder() / results.PREFERRED
     other = find_second_set(folder)
-    found = [
-        {
-            name: results.read(path)
-            for name in EXPERIMENTS
-            if (path := each / results.file_name(name)).exists()
-        }
-        for each in (folder, other)
-    ]
-    for records, each in zip(found, (folder, other)):
-        if not records:
+    found = []
+    for each in (folder, other):
+        paths = {name: each / results.file_name(name) for name in EXPERIMENTS}
+        found.append({name: results.read(path) for name, path in paths.items() if path.exists()})
+        if not found[-1]:
             raise ValueError(f"{each} holds no record of a headline.")
-    old, new = (
-        [
-            f"torch {record['versions']['torch']} with Triton {record['versions']['triton']}"
-            for record in records.values()
-        ][0]
-        for records in found
-    )
-    rows = [
-        ["headline", "rows", old.partition(" with")[0], new.partition(" with")[0], "difference", "spread"],
-        ["---"] * 6,
-        *(
-            [words, *compare_headline(*(records.get(name) for records in found), fields)]
-            for words, name, fields in HEADLINES
-        ),
-    ]
-    gpu = next(iter(found[0].values()))["device"]["name"]
-    return TEXT.format(
-        gpu=gpu,
-        old=old,
-        new=new,
-        folder=folder.name,
-        table=_make_table(rows),
-        tests=summarise_tests(results.results_folder()),
-    )
+    first, second = (next(iter(records.values())) for records in found)
+    torches = [f"torch {record['versions']['torch']}" for record in (first, second)]
+    tritons = [record["versions"]["triton"] for record in (first, second)]
+    old, new = (f"{torch} with Triton {triton}" for torch, triton in zip(torches, tritons))
+    head, rows = ["headline", "rows", *torches, "difference", "spread"], []
+    for words, name, fields in HEADLINES:
+        rows.append([words, *compare_headline(*(records.get(name) for records in found), fields)])
+    table, tests = make_table(head, rows), summarise_tests(results.results_folder())
+    gpu = first["device"]["name"]
+    return TEXT.format(gpu=gpu, old=old, new=new, folder=folder.name, table=table, tests=tests)
 
 
 def summarise_tests(folder: pathlib.Path) -> str:
@@ -194,12 +159,7 @@ def summarise_tests(folder: pathlib.Path) -> str:
             since = "" if test in still else f"; not in the newest run, on {newest[1]} with torch {newest[2]}"
             lines.append(f"- Failed on {date}, on {gpu} with torch {torch}: `{test}`{since}.")
     head = ["date", "GPU", "torch", "Triton", *COUNTS]
-    table = _make_table([head, ["---"] * len(head), *(row for _, row, _ in runs)])
-    return "\n".join([table, *([""] if lines else []), *lines])
-
-
-def _make_table(rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([make_table(head, [row for _, row, _ in runs]), *([""] if lines else []), *lines])
 
 
 def find_second_set(folder: pathlib.Path) -> pathlib.Path:

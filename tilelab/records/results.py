@@ -50,28 +50,19 @@ def make_record(experiment: str, rows: Sequence[dict], source: str, on: device.D
     0 to 9 and _.
     """
     _check_name(experiment)
-    return {
-        "experiment": experiment,
-        "device": dataclasses.asdict(on or device.current()),
-        "versions": provenance.versions(),
-        "recorded": provenance.utc_now(),
-        "source": source,
-        "rows": list(rows),
-    }
+    where, versions = dataclasses.asdict(on or device.current()), provenance.versions()
+    return dict(zip(KEYS, (experiment, where, versions, provenance.utc_now(), source, list(rows))))
 
 
 def to_json(record: dict) -> str:
     """Return the text of a record, with one row per line for readable diffs. ValueError for NaN or infinity."""
-    name = record["experiment"]
+    of = f"of {record['experiment']}"
     head = [
-        f" {json.dumps(key)}: {files.json_line(record[key], f'{key} of {name}')}"
-        for key in KEYS
-        if key != "rows"
+        f" {json.dumps(key)}: {files.json_line(record[key], f'{key} {of}')},\n" for key in list(KEYS)[:-1]
     ]
-    rows = ",\n".join(
-        f"  {files.json_line(row, f'row {index} of {name}')}" for index, row in enumerate(record["rows"])
-    )
-    return "{\n" + ",\n".join(head) + ',\n "rows": [' + (f"\n{rows}\n " if rows else "") + "]\n}\n"
+    lines = [files.json_line(row, f"row {index} {of}") for index, row in enumerate(record["rows"])]
+    rows = ",\n".join(f"  {line}" for line in lines)
+    return "{\n" + "".join(head) + ' "rows": [' + (f"\n{rows}\n " if rows else "") + "]\n}\n"
 
 
 def gpu_folder(record: dict) -> str:
@@ -127,11 +118,8 @@ def read(path: pathlib.Path) -> dict:
 
 def check_record(record: Any, path: str | os.PathLike) -> None:
     """Raise ValueError, in one sentence that names the file `path`, if its content is not a record."""
-    wrong = [
-        key
-        for key, kind in KEYS.items()
-        if not isinstance(record, dict) or not isinstance(record.get(key), kind)
-    ]
+    found = record if isinstance(record, dict) else {}
+    wrong = [key for key, kind in KEYS.items() if not isinstance(found.get(key), kind)]
     if not wrong and not {"name", "capability", "target"} <= record["device"].keys():
         wrong = ["device"]
     if not wrong and not all(isinstance(row, dict) for row in record["rows"]):
@@ -200,19 +188,10 @@ def table(
     if sort:
         name = sort.removeprefix("-")
         without = [row for row in rows if not format_cell(row.get(name))]  # they come last
-        rows = (
-            sorted(
-                (row for row in rows if format_cell(row.get(name))),
-                key=lambda row: row[name],
-                reverse=sort.startswith("-"),
-            )
-            + without
-        )
-    return Table(
-        [str(name) for name in columns],
-        [[format_cell(row.get(name)) for name in columns] for row in rows],
-        caption,
-    )
+        known_rows = [row for row in rows if format_cell(row.get(name))]
+        rows = sorted(known_rows, key=lambda row: row[name], reverse=sort.startswith("-")) + without
+    cells = [[format_cell(row.get(name)) for name in columns] for row in rows]
+    return Table([str(name) for name in columns], cells, caption)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -73,12 +73,9 @@ def make_recording(
                 key=lambda row: (row["tile"] or 0, row["step"] or 0),
             )
             for count, row in enumerate(mine):
-                empty = (
-                    kind == "wait"
-                    and (row["barrier"] or ("empty" if lane == "producer" else "full")) == "empty"
-                )
                 if kind == "wait" and row["barrier"] is None:
-                    row["barrier"] = "empty" if empty else "full"
+                    row["barrier"] = "empty" if lane == "producer" else "full"
+                empty = kind == "wait" and row["barrier"] == "empty"
                 if row["stage"] is None:  # a wait for an empty stage asks for the phase before
                     row["stage"], row["phase"] = count % stages, (count // stages + empty) % 2
     rows.sort(key=lambda row: (row["begin"], row["end"]))
@@ -103,9 +100,8 @@ def make_recording(
 
 def as_rows(recording: dict) -> list[dict]:
     """Return the events as dicts, each with the name of its lane."""
-    return [
-        dict(zip(FIELDS, event)) | {"lane": recording["lanes"][event[LANE]]} for event in recording["events"]
-    ]
+    lanes = recording["lanes"]
+    return [dict(zip(FIELDS, event)) | {"lane": lanes[event[LANE]]} for event in recording["events"]]
 
 
 def find_fills(events: Sequence[Sequence]) -> list[list]:
@@ -192,34 +188,17 @@ def summarise(recording: dict) -> list[dict]:
     idle share and the cost of the recording. Events of one lane may overlap: products are in flight while the warps
     wait.
     """
+    unknown = {f"{kind} %": None for kind in KINDS} | {"idle %": None}
     rows = []
     for number, lane in enumerate(recording["lanes"]):
-        shares = {
-            kind: 100
-            * _find_covered_share(
-                recording,
-                (
-                    event[BEGIN : END + 1]
-                    for event in recording["events"]
-                    if (event[LANE], event[KIND]) == (number, kind)
-                ),
-            )
-            for kind in KINDS
-        }
-        rows.append(
-            {
-                "recording": recording["name"],
-                "lane": lane,
-                **{f"{kind} %": round(share, 1) if share else None for kind, share in shares.items()},
-                "idle %": None,
-            }
-        )
-    idle = {
-        "recording": recording["name"],
-        "lane": "tensor core",
-        **{f"{kind} %": None for kind in KINDS},
-        "idle %": round(100 * find_idle_share(recording), 1),
-    }
+        row = {"recording": recording["name"], "lane": lane, **unknown}
+        for kind in KINDS:
+            mine = (event for event in recording["events"] if (event[LANE], event[KIND]) == (number, kind))
+            share = 100 * _find_covered_share(recording, (event[BEGIN : END + 1] for event in mine))
+            row[f"{kind} %"] = round(share, 1) if share else None
+        rows.append(row)
+    idle = {"recording": recording["name"], "lane": "tensor core", **unknown}
+    idle["idle %"] = round(100 * find_idle_share(recording), 1)
     for key, title in (("idle_profiler", "idle % by profiler"), ("overhead", "recording costs %")):
         if recording.get(key) is not None:
             idle[title] = round(100 * recording[key], 1)
@@ -268,73 +247,37 @@ def to_chrome_trace(recordings: Sequence[dict]) -> dict:
     for process, recording in enumerate(recordings):
         us = 1e-3 / (recording["ghz"] or 1)
         clock = f"{recording['ghz']:g} GHz" if recording["ghz"] else "1 cycle drawn as 1 ns"
-        trace.append(
-            _metadata("process_name", process, 0, f"{recording['name']}: {recording['config']} ({clock})")
-        )
+        title = f"{recording['name']}: {recording['config']} ({clock})"
+        trace.append(_metadata("process_name", process, 0, name=title))
         threads: dict[tuple, int] = {}
         rows = []
         for event, line in zip(recording["events"], assign_lines(recording["events"])):
             lane = recording["lanes"][event[LANE]]
             title = f"{lane}, products {line}" if event[KIND] == "product" else lane
             thread = threads.setdefault((event[LANE], title), len(threads) + 1)
-            details = {
-                "cycles": event[END] - event[BEGIN],
-                **{
-                    field: event[index]
-                    for index, field in enumerate(FIELDS)
-                    if index >= STEP and event[index] is not None
-                },
-            }
-            rows.append(_complete(event[KIND], process, thread, event[BEGIN], event[END], us, details))
+            details = {key: value for key, value in list(zip(FIELDS, event))[STEP:] if value is not None}
+            rows.append(_complete(event[KIND], process, thread, event[BEGIN], event[END], us, **details))
         thread = len(threads) + 1
-        rows += [
-            _complete("busy", process, thread, begin, end, us, {"cycles": end - begin})
-            for begin, end in recording["tensor"]
-        ]
-        rows += [
-            {
-                "name": "full stages",
-                "ph": "C",
-                "pid": process,
-                "ts": round(time * us, 4),
-                "args": {"stages": count},
-            }
-            for time, count in count_full_stages(recording)
-        ]
-        names = [(number, title) for (_, title), number in sorted(threads.items())] + [
-            (thread, "tensor core")
-        ]
-        for position, (number, title) in enumerate(names):
-            trace.append(_metadata("thread_name", process, number, title))
-            trace.append(
-                {
-                    "name": "thread_sort_index",
-                    "ph": "M",
-                    "pid": process,
-                    "tid": number,
-                    "args": {"sort_index": position},
-                }
-            )
+        rows += [_complete("busy", process, thread, *ends, us) for ends in recording["tensor"]]
+        for time, count in count_full_stages(recording):
+            counter = {"name": "full stages", "ph": "C", "pid": process, "ts": round(time * us, 4)}
+            rows.append(counter | {"args": {"stages": count}})
+        names = [(number, title) for (_, title), number in sorted(threads.items())]
+        for position, (number, title) in enumerate([*names, (thread, "tensor core")]):
+            trace.append(_metadata("thread_name", process, number, name=title))
+            trace.append(_metadata("thread_sort_index", process, number, sort_index=position))
         trace += sorted(rows, key=lambda row: row["ts"])
     return {"displayTimeUnit": "ns", "traceEvents": trace}
 
 
-def _metadata(name: str, process: int, thread: int, value: str) -> dict:
-    return {"name": name, "ph": "M", "pid": process, "tid": thread, "args": {"name": value}}
+def _metadata(what: str, process: int, thread: int, **details) -> dict:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": details}
 
 
-def _complete(
-    name: str, process: int, thread: int, begin: float, end: float, us: float, details: dict
-) -> dict:
-    return {
-        "name": name,
-        "ph": "X",
-        "pid": process,
-        "tid": thread,
-        "ts": round(begin * us, 4),
-        "dur": round((end - begin) * us, 4),
-        "args": details,
-    }
+def _complete(name: str, process: int, thread: int, begin: float, end: float, us: float, **details) -> dict:
+    times = {"ts": round(begin * us, 4), "dur": round((end - begin) * us, 4)}
+    details = {"cycles": end - begin, **details}
+    return {"name": name, "ph": "X", "pid": process, "tid": thread, **times, "args": details}
 
 
 def assign_lines(events: Sequence[Sequence]) -> list[int]:
@@ -357,12 +300,10 @@ def assign_lines(events: Sequence[Sequence]) -> list[int]:
 
 def count_full_stages(recording: dict) -> list[tuple[float, int]]:
     """Return (cycle, number of full stages) at each change, in the order of time."""
-    changes = sorted(
-        [(fill[5], 1) for fill in recording["fills"]]
-        + [(fill[7], -1) for fill in recording["fills"] if fill[7] is not None]
-    )
+    changes = [(fill[5], 1) for fill in recording["fills"]]
+    changes += [(fill[7], -1) for fill in recording["fills"] if fill[7] is not None]
     counts, full = [], 0
-    for time, change in changes:
+    for time, change in sorted(changes):
         full += change
         if counts and counts[-1][0] == time:
             counts.pop()

@@ -148,18 +148,9 @@ class Report:
 
     def row(self) -> dict:
         """Return a flat dict for a table or results/, without PTX and cubin."""
-        row = {
-            "name": self.job.name or self.job.kernel,
-            "target": self.job.target,
-            "status": self.status,
-            "reason": self.reason,
-            "registers": self.registers,
-            "spills": self.spills,
-            "smem": self.smem,
-            "smem_static": self.smem_static,
-            "threads": self.threads,
-            "seconds": round(self.seconds, 3),
-        }
+        fields = "status reason registers spills smem smem_static threads".split()
+        row = {"name": self.job.name or self.job.kernel, "target": self.job.target}
+        row |= {field: getattr(self, field) for field in fields} | {"seconds": round(self.seconds, 3)}
         return row | self.counts
 
 

@@ -49,7 +49,7 @@ def _load_kernel(name: str):
         kernel = getattr(loaded, attribute)
     except Exception as error:
         raise ImportError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
-    while not hasattr(kernel, "arg_names") and hasattr(kernel, "fn"):
+    while not hasattr(kernel, "is_gluon") and hasattr(kernel, "fn"):  # autotuned, or with heuristics
         kernel = kernel.fn
     if not hasattr(kernel, "arg_names"):
         raise TypeError(f"{name} is no @triton.jit function")

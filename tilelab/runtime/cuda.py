@@ -25,7 +25,10 @@ from tilelab.runtime import caches, device
 INCLUDE_FOLDER = ROOT / "tilelab" / "include"  # the headers that chapters share
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
 INCLUDE_BY_MACRO = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[^<\"\s]", re.MULTILINE)
-TOOLKIT = re.compile(r"(cuda|cub|thrust|nv)/|cuda_\w+\.h|(cooperative_groups|mma|math_constants)\.h")
+TOOLKIT = re.compile(
+    r"(cuda|cub|thrust|nv|cooperative_groups)/|cuda(_\w+)?\.h|(cooperative_groups|mma|math_constants)\.h"
+    r"|(vector_(types|functions)|builtin_types|device_launch_parameters)\.h"
+)
 
 
 class CompileError(RuntimeError):
@@ -33,16 +36,22 @@ class CompileError(RuntimeError):
 
 
 def _program_options(target: str, name: str, options: Sequence[str], folders: Sequence[str]):
-    """Return cuda.core's ProgramOptions for options of the forms -DNAME, -DNAME=VALUE and -IPATH."""
+    """Return cuda.core's ProgramOptions for -DNAME, -DNAME=VALUE, -IPATH and -default-device."""
     from cuda.core import ProgramOptions
 
-    if unknown := [option for option in options if option[:2] not in ("-D", "-I")]:
+    if unknown := [
+        option for option in options if option[:2] not in ("-D", "-I") and option != "-default-device"
+    ]:
         raise ValueError(f"unknown compiler option {unknown[0]!r}; use -DNAME=VALUE or -IPATH.")
     definitions = [option[2:].partition("=") for option in options if option[:2] == "-D"]
     macros = [(macro, value if equals else "1") for macro, equals, value in definitions]
     includes = [option[2:] for option in options if option[:2] == "-I"]
     return ProgramOptions(
-        arch=target, name=name, define_macro=macros or None, include_path=[*includes, *folders] or None
+        arch=target,
+        name=name,
+        define_macro=macros or None,
+        device_as_default_execution_space="-default-device" in options or None,
+        include_path=[*includes, *folders] or None,
     )
 
 
@@ -139,13 +148,19 @@ def write_cached(path: pathlib.Path, content: bytes) -> None:
 
 
 def compile_cubin(
-    source: str, target: str, name: str = "kernel.cu", options: Sequence[str] = (), cache: bool = True
+    source: str,
+    target: str,
+    name: str = "kernel.cu",
+    options: Sequence[str] = (),
+    cache: bool = True,
+    expressions: Sequence[str] = (),
 ) -> bytes:
     """Compile CUDA C++ to a cubin with NVRTC, or with `cache` read an earlier result from disk.
 
     `target` is an architecture such as "sm_90a". `name` appears in diagnostics, and its folder is searched for quoted
     headers. `options` are -DNAME=VALUE and -IPATH (ValueError for any other). Headers of CCCL (<cuda/barrier>,
-    <cub/...>) and of the CUDA runtime (<cuda_bf16.h>) are found where they are installed. Declare kernels extern "C",
+    <cub/...>) and of the CUDA runtime (<cuda_bf16.h>) are found where they are installed. `expressions` name instances
+    of templates, such as "gemm<128, 64>"; `compile_to_ptx` returns their symbols. Declare other kernels extern "C",
     so that `load_cubin` finds them by name. Raises CompileError with the compiler's log.
     """
     from cuda.bindings import nvrtc
@@ -155,12 +170,12 @@ def compile_cubin(
     folders = toolkit_folders(name, toolkit_header) if toolkit_header else {}
     cache &= not any(map(INCLUDE_BY_MACRO.search, (source, *headers.values())))  # that header is unknown here
     key = (source, headers, folders, target, name, list(options)), nvrtc.nvrtcVersion(), version("cuda-core")
-    path = cubin_folder() / hashlib.sha256(repr(key).encode()).hexdigest()
+    path = cubin_folder() / hashlib.sha256(repr((*key, *expressions)).encode()).hexdigest()
     if cache and (cubin := read_cached(path)):
         return cubin
     program = Program(source, "c++", _program_options(target, name, options, list(folders)))
     try:
-        cubin = bytes(program.compile("cubin").code)
+        cubin = bytes(program.compile("cubin", name_expressions=tuple(expressions)).code)
     except Exception as error:  # NVRTCError is private to cuda.core; only the log in it helps a reader
         log = re.sub(r"^\d+: NVRTC_ERROR_\w+, compilation log:\s*", "", str(error).replace("\0", "").strip())
         raise CompileError(f"{name} does not compile for {target}:\n{log}") from error
@@ -170,12 +185,21 @@ def compile_cubin(
 
 
 def compile_ptx(source: str, target: str, name: str = "kernel.cu", options: Sequence[str] = ()) -> str:
-    """Return the PTX from which `compile_cubin` makes its cubin. The source must compile; PTX is not kept on disk."""
+    """Return the PTX from which `compile_cubin` makes its cubin; it is not kept on disk. Raises CompileError."""
+    return compile_to_ptx(source, target, name, options)[0]
+
+
+def compile_to_ptx(
+    source: str, target: str, name: str, options: Sequence[str], expressions: Sequence[str] = ()
+) -> tuple[str, list[str]]:
+    """Return the PTX of a source, and the names in it of C++ `expressions` such as "gemm<128, 64>"."""
     from cuda.bindings import nvrtc  # cuda.core would ask the driver, which is missing without a GPU
 
     _, toolkit_header = included_headers(source, name, options)
     folders = toolkit_folders(name, toolkit_header) if toolkit_header else {}
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
+    for expression in expressions:
+        nvrtc.nvrtcAddNameExpression(program, expression.encode())
     flags = [
         option.encode()
         for option in (
@@ -184,12 +208,21 @@ def compile_ptx(source: str, target: str, name: str = "kernel.cu", options: Sequ
             *(f"-I{folder}" for folder in folders),
         )
     ]
-    nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    _, size = nvrtc.nvrtcGetPTXSize(program)
-    text = bytearray(size)
-    nvrtc.nvrtcGetPTX(program, text)
-    nvrtc.nvrtcDestroyProgram(program)
-    return text.decode().rstrip("\0")
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        failed = status != nvrtc.nvrtcResult.NVRTC_SUCCESS
+        ask = nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX
+        if failed:
+            ask = nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog
+        text = bytearray(ask[0](program)[1])
+        ask[1](program, text)
+        said = text.decode().rstrip("\0")
+        if failed:
+            raise CompileError(f"{name} does not compile for {target}:\n{said.strip()}")
+        lowered = [nvrtc.nvrtcGetLoweredName(program, each.encode())[1].decode() for each in expressions]
+        return said, lowered
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
 
 
 def compile_file_to_ptx(path: str | os.PathLike, target: str, options: Sequence[str] = ()) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from tilelab.runtime import device
 
@@ -83,25 +84,21 @@ def require_tensor(
     contiguous: bool = False,
     aligned: int = 1,
     not_empty: bool = False,
+    in_memory: bool = True,
 ) -> torch.Tensor:
     """Return `given` if it is a dense tensor in memory that a kernel can read by address, else raise ValueError.
 
     `op` names the operator in the message. Each further argument adds one requirement: one of several dtypes, a number
     of dimensions, a shape, a device, contiguous memory, a start at a multiple of `aligned` bytes, an element at least.
+    Without `in_memory`, the tensor may be one that a trace or the meta device holds.
     """
     if not isinstance(given, torch.Tensor):
         raise ValueError(f"{name} must be a torch.Tensor; it is a {type(given).__name__}.")
     if given.is_nested or given.is_quantized or given.layout is not torch.strided:
         kind = "nested" if given.is_nested else "quantized" if given.is_quantized else str(given.layout)[6:]
         raise ValueError(f"{name} must be a dense tensor of plain numbers; it is {kind}.")
-    if given.is_meta:
-        raise ValueError(f"{name} must be in memory; it is on the meta device.")
-    if given.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            f"{op} has no backward pass and {name} requires a gradient: detach it or use torch.no_grad()."
-        )
-    if given.is_conj() or given.is_neg():
-        raise ValueError(f"{name} is a view that conjugates or negates what memory holds: resolve it first.")
+    if in_memory:
+        _require_memory(name, given, op)
     if ndim is not None and given.ndim != ndim:
         kind = {1: "a vector", 2: "a matrix"}.get(ndim, f"a tensor of {ndim} dimensions")
         raise ValueError(f"{name} must be {kind}; its shape is {tuple(given.shape)}.")
@@ -118,12 +115,42 @@ def require_tensor(
         raise ValueError(
             f"{name} must be contiguous; its strides are {given.stride()}: use {name}.contiguous()."
         )
-    if given.data_ptr() % aligned:
+    if in_memory and given.data_ptr() % aligned:
         raise ValueError(
             f"{name} must start at a multiple of {aligned} bytes; it starts {given.data_ptr() % aligned} "
             "bytes past one: copy it first."
         )
     return given
+
+
+def _require_memory(name: str, given: torch.Tensor, op: str) -> None:
+    """Raise ValueError unless a kernel that reads the memory of a tensor reads its values, and all that it carries."""
+    if given.is_meta:
+        raise ValueError(f"{name} must be in memory; it is on the meta device.")
+    if given.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{op} has no backward pass and {name} requires a gradient: detach it or use torch.no_grad()."
+        )
+    if given.is_conj() or given.is_neg():
+        raise ValueError(f"{name} is a view that conjugates or negates what memory holds: resolve it first.")
+    if forward_ad._current_level >= 0:
+        refuse_tangents(op, given)
+    try:
+        given.data_ptr()
+    except RuntimeError:
+        raise ValueError(
+            f"{name} must be in memory; a transform of torch.func or a trace stands in for it."
+        ) from None
+
+
+def refuse_tangents(op: str, *tensors: Any) -> None:
+    """Raise RuntimeError if a tensor carries a tangent of forward-mode AD, which a kernel would lose."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise RuntimeError(
+                f"{op} has no forward-mode derivative, which jvp, jacfwd and hessian need: differentiate backwards, or "
+                "use torch's operation."
+            )
 
 
 def require_rows(name: str, matrix: torch.Tensor, unit_bytes: int = 16) -> None:

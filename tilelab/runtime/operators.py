@@ -7,14 +7,23 @@ some microseconds more per call than the Python function of the same name, so th
 torch.library.register_autograd would let each call pass the dispatcher twice: once to find that no gradient is wanted,
 and once more to find the kernel. `_register_autograd` registers a kernel for the key Autograd that calls `run` at once
 where nothing is left to dispatch to.
+
+The transforms of torch.func work on the operators: `vmap` runs one after the other for each element of the batch, and
+`grad`, `vjp` and `jacrev` use the backward pass. Forward-mode derivatives are refused, also those of `jvp`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction  # at one level of torch.func's transforms
+
+from tilelab.runtime.operands import refuse_tangents
 
 LIBRARY = torch.library.Library("tiles", "FRAGMENT")
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)  # rows may be padded, and B lies K by K
@@ -45,7 +54,26 @@ def register(
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tiles::{name}", fake, lib=LIBRARY)
     _register_autograd(name, run, save, backward or refuse)
-    return getattr(torch.ops.tiles, name).default
+    operator = getattr(torch.ops.tiles, name).default
+    torch.library.register_vmap(f"tiles::{name}", functools.partial(_map_batch, operator), lib=LIBRARY)
+    return operator
+
+
+def _map_batch(operator: Callable, info: Any, batch_dims: tuple, *arguments: Any) -> tuple:
+    """Run an operator for each element of a batch, as torch.vmap asks; return the stacked results."""
+    if not info.batch_size:
+        raise RuntimeError(
+            f"{operator.name()} cannot be mapped over a batch of no elements: leave out the call."
+        )
+    results = [
+        operator(
+            *(each if dim is None else each.select(dim, index) for each, dim in zip(arguments, batch_dims))
+        )
+        for index in range(info.batch_size)
+    ]
+    if isinstance(results[0], torch.Tensor):
+        return torch.stack(results), 0
+    return tuple(map(torch.stack, zip(*results))), (0,) * len(results[0])
 
 
 def _register_autograd(name: str, run: Callable, save: Callable | None, differentiate: Callable) -> None:
@@ -60,11 +88,15 @@ def _register_autograd(name: str, run: Callable, save: Callable | None, differen
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
-    class Recorded(torch.autograd.Function):
+    class Recorded(_SingleLevelFunction):
         @staticmethod
         def forward(ctx, *arguments_and_keyset):
             *arguments, keyset = arguments_and_keyset
-            output = dispatch(keyset, *arguments)
+            if torch._C._are_functorch_transforms_active():  # the levels below may differentiate too
+                with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+                    output = dispatch(keyset, *arguments)
+            else:
+                output = dispatch(keyset, *arguments)
             if save:
                 save(ctx, arguments, output)
             return output
@@ -74,6 +106,8 @@ def _register_autograd(name: str, run: Callable, save: Callable | None, differen
             return *differentiate(ctx, *gradients), None  # the keyset has no gradient
 
     def run_or_record(keyset, *arguments):
+        if forward_ad._current_level >= 0:
+            refuse_tangents(f"tiles::{name}", *arguments)
         bits = keyset.raw_repr()
         if bits not in keysets:
             after = keyset & torch._C._after_autograd_keyset
@@ -83,6 +117,9 @@ def _register_autograd(name: str, run: Callable, save: Callable | None, differen
                 torch._C.DispatchKey.CPU,
             )
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            if torch._C._are_functorch_transforms_active():
+                with enable_single_level_autograd_function():
+                    return Recorded.apply(*arguments, keyset)
             return Recorded.apply(*arguments, keyset)
         return run(*arguments) if keysets[bits] else dispatch(keyset, *arguments)
 
@@ -90,13 +127,22 @@ def _register_autograd(name: str, run: Callable, save: Callable | None, differen
 
 
 def is_traced(*tensors: Any) -> bool:
-    """Return whether torch.compile traces this call, autograd records it, or a tensor has no memory of its own."""
-    if torch.compiler.is_compiling():
+    """Return whether a call must pass torch's dispatcher.
+
+    That is so where torch.compile traces it, autograd records it, a transform of torch.func or forward-mode AD is
+    active, or a tensor has no memory of its own.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    if forward_ad._current_level >= 0:
         return True
     records = torch.is_grad_enabled()
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and (
-            records and tensor.requires_grad or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+            records
+            and tensor.requires_grad
+            or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+            or tensor.is_meta
         ):
             return True
     return False

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tilelab.runtime.operands import Launch, require_disjoint
+from tilelab.runtime.operands import Launch, require_disjoint, require_tensor
 
 MOST_PLANS = 1024  # of one operator; a program with more kinds of arguments plans them again
 
@@ -87,12 +87,30 @@ class Planner:
         ):  # no dense tensor: `make` says what is wrong with it
             key = plan = None
         if plan is None:
-            plan = self.make(*inputs, out, *options)
+            plan = self._make(inputs, out, options)
             if key is not None:
                 if len(self.plans) >= MOST_PLANS:
                     self.plans.clear()
                 self.plans[key] = plan
         return plan
+
+    def _make(self, inputs: tuple, out: torch.Tensor | None, options: tuple) -> Any:
+        """Make a plan. Where `make` refuses an operand without rows, plan for one row and launch nothing."""
+        try:
+            return self.make(*inputs, out, *options)
+        except ValueError:
+            if not (isinstance(inputs[0], torch.Tensor) and inputs[0].ndim and not inputs[0].shape[0]):
+                raise
+        rows = {"scale_a", self.names[0]}  # the operands that have a row for each row of the result
+        one_row = (
+            each.new_zeros(1, *each.shape[1:]) if name in rows else each
+            for name, each in zip(self.names, inputs)
+        )
+        plan = self.make(*one_row, None, *options)
+        shape = (0, *plan.shape[1:])
+        if out is not None:
+            require_tensor("out", out, "an operator", dtype=plan.dtype, shape=shape, on=plan.device)
+        return dataclasses.replace(plan, launch=lambda *tensors: None, shape=shape)
 
     def run(self, inputs: tuple, out: torch.Tensor | None, *options: Any) -> torch.Tensor:
         """Run the operator and return `out`, or new memory."""
@@ -111,7 +129,7 @@ class Planner:
 
     def prepare(self, inputs: tuple, out: torch.Tensor | None, *options: Any) -> Launch:
         """Make a new plan for these tensors, and return a Launch that keeps them alive."""
-        plan = self.make(*inputs, out, *options)
+        plan = self._make(inputs, out, options)
         out = plan.make_out() if out is None else out
         return Launch(
             functools.partial(plan.launch, *inputs, out),

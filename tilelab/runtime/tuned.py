@@ -22,6 +22,7 @@ import filelock
 from tilelab.runtime import device, files, plans, provenance
 
 NEIGHBOURS = 6  # tuned shapes whose configurations are compared for a shape that was not tuned
+LARGEST_EXTENT = 2**31 - 1
 FARTHEST = 4.0  # in octaves: the extents differ by at most a factor of 16 in all
 
 
@@ -55,18 +56,28 @@ def _read(path: pathlib.Path, gpu: str, *_) -> list[dict]:
         if table["gpu"] != gpu:
             raise ValueError(f"it was measured on {table['gpu']}")
         for row in table["rows"]:
-            if (
-                not all(isinstance(row[extent], int) and row[extent] > 0 for extent in "mnk")
-                or not row["us"] > 0
-            ):
-                raise ValueError("a row has no shape or no time")
-            row["config"].items()
+            _check_row(row)
         return table["rows"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path} is no table of tuned configurations for {gpu} "
             f"({type(error).__name__}: {device.first_line(error)[:100]}): mend it or delete it."
         ) from None
+
+
+def _check_row(row: dict) -> None:
+    """Raise an error unless a row has what `find` and `keep` read."""
+    for extent in "mnk":
+        if type(row[extent]) is not int or not 0 < row[extent] <= LARGEST_EXTENT:
+            raise ValueError(f"{extent} of a row must be a whole number from 1 to {LARGEST_EXTENT:,}")
+    for name in ("us", "ratio", "spread"):
+        if type(row[name]) not in (int, float) or not 0 <= row[name] < math.inf or row["us"] == 0:
+            raise ValueError(f"{name} of a row must be a finite number, and us above 0")
+    if not all(isinstance(row[name], str) for name in ("dtype", "name")):
+        raise ValueError("dtype and name of a row must be texts")
+    for name, value in row["config"].items():
+        if isinstance(value, int | float) and not abs(value) <= LARGEST_EXTENT:
+            raise ValueError(f"{name} of a configuration is too large")
 
 
 def keep(kernel: str, rows: Iterable[dict], gpu: str, replace: bool = False) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from abc import ABC, abstractmethod
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 
 from tilelab.records import results
 from tilelab.runtime import build, device
+from tilelab.sweeps import launched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,21 @@ def load_ceiling(name: str, field: str) -> tuple[float, dict]:
             f"the record of the ceilings has no {field} of {name}: make it again with make record."
         )
     return speed, record["device"]
+
+
+def _require_built(measure: Callable[[Any, Any], dict]) -> Callable[[Any, Any], dict]:
+    """Return `measure` such that a row fails where it launched another binary than the space's `job` builds."""
+
+    @functools.wraps(measure)
+    def measure_built(space: Any, config: Any) -> dict:
+        with launched.watch_launches() as launches:
+            row = measure(space, config)
+        if isinstance(row, dict) and row.get("status") == "ok":
+            if reason := launched.find_difference(space.job(config), launches):
+                return {"status": "failed", "reason": reason}
+        return row
+
+    return measure_built
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +92,13 @@ class Space(ABC):
 
     def __post_init__(self):
         self.check_shape()
+
+    def __init_subclass__(cls, **options):
+        """Let each way to measure fail that launches another binary than `job` builds."""
+        super().__init_subclass__(**options)
+        for name in ("measure", "measure_quickly"):
+            if name in vars(cls):
+                setattr(cls, name, _require_built(vars(cls)[name]))
 
     # ---- the shape and the target
 
@@ -131,7 +155,10 @@ class Space(ABC):
 
     @abstractmethod
     def job(self, config: Any) -> build.Job:
-        """Return how to build it, exactly as it is launched, so that the launch finds it in the compiler's cache."""
+        """Return how to build it, exactly as it is launched, so that the launch finds it in the compiler's cache.
+
+        Pass `num_warps`, `num_stages` and other options to build.Job too, not only the constants.
+        """
 
     def warm_up(self) -> dict:
         """Do what a worker needs once before the first configuration: imports, the first call of a library."""
@@ -139,11 +166,18 @@ class Space(ABC):
 
     @abstractmethod
     def measure(self, config: Any) -> dict:
-        """Check the result, then time it, on the GPU: return `status`, `reason` and, when ok, `ms` and `ratio`."""
+        """Check the result, then time it, on the GPU: return `status`, `reason` and, when ok, `ms` and `ratio`.
+
+        It fails where it launches the kernel of `job` with other warps or stages.
+        """
 
     def measure_finalists(self, configs: Sequence) -> list[dict]:
-        """Time several configurations interleaved: return {`ms`, `ratio`, ...} for each, in their order."""
-        return []
+        """Time several configurations again: return {`ms`, `ratio`, ...} for each, in their order.
+
+        A space that can time them interleaved should do so, because the chip's clock changes.
+        """
+        rows = [self.measure(config) for config in configs]
+        return [row if row["status"] == "ok" else {} for row in rows]
 
     # ---- for the panel
 
@@ -184,7 +218,7 @@ class Space(ABC):
         """Check against the peer's result and time in one CUDA graph; return what `measure` does."""
         from tilelab.sweeps import quick
 
-        return quick.measure(self, config)
+        return _require_built(quick.measure)(self, config)
 
     def measure_finalists_quickly(self, configs: Sequence) -> list[dict]:
         """Time several configurations interleaved with the peer, on the tensors of `measure_quickly`."""

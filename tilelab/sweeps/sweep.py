@@ -152,7 +152,23 @@ def config_keys(configs: Iterable, space: Space) -> dict[str, Any]:
     }
     gpu = device.current().name if space.can_measure else ""
     shared = [repr(space), space.source(), space.target, gpu, versions]
-    return {hashlib.sha256(repr([*shared, config]).encode()).hexdigest()[:16]: config for config in configs}
+    keys = {hashlib.sha256(repr([*shared, config]).encode()).hexdigest()[:16]: config for config in configs}
+    _require_names(keys.values(), space)
+    return keys
+
+
+def _require_names(configs: Iterable, space: Space) -> None:
+    """Raise ValueError if two configurations have the same name in their rows."""
+    named: dict[str, Any] = {}
+    for config in configs:
+        name = None
+        with contextlib.suppress(Exception):  # its row will say so
+            name = space.label(config)["kernel"]
+        if name is not None and repr(named.setdefault(name, config)) != repr(config):
+            raise ValueError(
+                f"two configurations have the name {name[:60]!r}: let str(config) or label(config)['kernel'] tell "
+                f"{config!r:.60} and {named[name]!r:.60} apart."
+            )
 
 
 def sort_by_speed(rows: Iterable[dict]) -> list[dict]:

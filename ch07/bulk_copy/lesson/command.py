@@ -10,22 +10,15 @@ def _verify(options: cli.Options, config: bulk_copy.BulkConfig) -> dict:
     return experiments.verify(options.op, config, dtype, options.bytes // dtype.itemsize)
 
 
+ALLOWED = "a positive multiple of 4, below 2^40"
+VARIANTS = f"{', '.join(bulk_copy.configs())}, best or all"
 COMMAND = cli.Command(
     module="ch07.bulk_copy",
     description="Check and time bulk copies against torch; with --target only compile them.",
     options={
         "op": cli.choice(bulk_copy.OPS, "copy"),
-        "bytes": cli.number(
-            1 << 29,
-            range(4, 1 << 40, 4),
-            "a positive multiple of 4, below 2^40",
-            "bytes of each array (default 512 MiB)",
-        ),
-        "variant": cli.configs(
-            lambda options: bulk_copy.configs(options.op),
-            "all",
-            f"{', '.join(bulk_copy.configs())}, best or all",
-        ),
+        "bytes": cli.number(1 << 29, range(4, 1 << 40, 4), ALLOWED, "bytes of each array (default 512 MiB)"),
+        "variant": cli.configs(lambda options: bulk_copy.configs(options.op), "all", VARIANTS),
         "target": cli.target(),
     },
     columns="name config status ms gbps ratio ulps registers smem UBLKCP reason",

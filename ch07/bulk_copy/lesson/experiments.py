@@ -98,15 +98,11 @@ def check_correctness():
         for dtype in ([torch.uint8] if op == "copy" else ELEMENTS)
     ]
     _compile((configs(op)[name], elements[dtype]) for op, name, dtype in cases)
-    return [
-        {
-            "op": op,
-            "name": name,
-            "dtype": str(dtype)[6:],
-            **summarize([verify(op, name, dtype, n, offset) for n in RAGGED for offset in OFFSETS]),
-        }
-        for op, name, dtype in cases
-    ]
+    rows = []
+    for op, name, dtype in cases:
+        found = [verify(op, name, dtype, n, offset) for n in RAGGED for offset in OFFSETS]
+        rows.append({"op": op, "name": name, "dtype": str(dtype)[6:], **summarize(found)})
+    return rows
 
 
 def summarize(rows: list[dict]) -> dict:
@@ -236,15 +232,11 @@ def run_broken_kernels():
     found = check.run_side_by_side(
         *(functools.partial(_run_in_process, number) for number in range(len(cases)))
     )
-    return [
-        {
-            "op": op,
-            "name": fault,
-            "kernel": f"{op}, {config}" + f", without {fault}" * (fault != "nothing"),
-            **row,
-        }
-        for (op, config, fault), row in zip(cases, found)
-    ]
+    rows = []
+    for (op, config, fault), row in zip(cases, found):
+        kernel = f"{op}, {config}" + f", without {fault}" * (fault != "nothing")
+        rows.append({"op": op, "name": fault, "kernel": kernel, **row})
+    return rows
 
 
 # ---- machine code

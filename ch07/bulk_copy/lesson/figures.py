@@ -19,25 +19,13 @@ def draw_in_flight(record) -> plots.Picture:
     figure, axes = plots.new_figure(record.rows, title, record.label())
     for kib, tone in zip((4, 8, 16), (ORANGE, BLUE, GREEN)):
         rows = [row for row in record.rows if row["kib"] == kib]
-        axes.plot(
-            [_kib_loading(row) for row in rows],
-            [row["gbps"] for row in rows],
-            "o",
-            color=tone,
-            markersize=5,
-            label=f"buffers of {kib} KiB",
-        )
+        points = [_kib_loading(row) for row in rows], [row["gbps"] for row in rows]
+        axes.plot(*points, "o", color=tone, ms=5, label=f"buffers of {kib} KiB")
     first = min(record.rows, key=_kib_loading)
     torch_gbps = first["gbps"] / first["ratio"]
     reach = torch_gbps / first["gbps"] * _kib_loading(first)
-    axes.plot(
-        [0, reach],
-        [0, torch_gbps],
-        ":",
-        color=plots.GREY,
-        linewidth=1.2,
-        label="Little's law with the latency of the smallest buffer",
-    )
+    law = "Little's law with the latency of the smallest buffer"
+    axes.plot([0, reach], [0, torch_gbps], ":", color=plots.GREY, linewidth=1.2, label=law)
     axes.axhline(torch_gbps, color=plots.colour("torch"), linewidth=1, linestyle="--", label=first["peer"])
     axes.set(
         xlabel="KiB under way per SM: (stages − 1) × buffer, or one buffer",
@@ -70,16 +58,11 @@ def draw_fronts(record) -> plots.Picture:
 
 def little_table(record) -> results.Table:
     """Return the rings in the order of the KiB that they have under way; the caption has the smallest one's latency."""
-    rows = [
-        {
-            "KiB under way per SM": _kib_loading(row),
-            "stages": row["stages"],
-            "KiB per buffer": row["kib"],
-            "GB/s": row.get("gbps"),
-            "× torch": row.get("ratio"),
-        }
-        for row in sorted(record.rows, key=_kib_loading)
-    ]
+    shown = {"stages": "stages", "kib": "KiB per buffer", "gbps": "GB/s", "ratio": "× torch"}
+    rows = []
+    for row in sorted(record.rows, key=_kib_loading):
+        named = {title: row.get(key) for key, title in shown.items()}
+        rows.append({"KiB under way per SM": _kib_loading(row)} | named)
     first = min(record.rows, key=_kib_loading)
     if "gbps" not in first:
         return results.table(rows, record.label())

@@ -56,14 +56,11 @@ def _launch(options: cli.Options) -> list[dict]:
     return [{"kernel": kernel, "status": "ok"} for kernel in options.kernel]
 
 
-MODES = {
-    "correctness": _verify,
-    "performance": _time,
-    "ncu": lambda options: experiments.profile_kernels(
-        options.kernel, options.shape, options.dtype, options.report
-    ),
-    "single_run": _launch,
-}
+def _profile(options: cli.Options) -> list[dict]:
+    return experiments.profile_kernels(options.kernel, options.shape, options.dtype, options.report)
+
+
+MODES = {"correctness": _verify, "performance": _time, "ncu": _profile, "single_run": _launch}
 
 
 def _measure(options: cli.Options) -> list[dict]:

@@ -4,6 +4,7 @@ Each experiment returns a results.Record: measured now on a GPU with TMA, else t
 """
 
 import functools
+import itertools
 import sys
 
 import torch
@@ -16,23 +17,10 @@ from tilelab.records import results
 from tilelab.runtime import build, device, provenance
 
 # (B, S, T, D): the compulsory bytes are far more than L2 holds, so the copy beside it is launched without a graph.
-LARGE = {
-    32: (4096, 1024, 2048, 32),
-    128: (1024, 1024, 2048, 128),
-    256: (512, 1024, 2048, 256),
-    512: (256, 1024, 2048, 512),
-}
+LARGE = {depth: (131072 // depth, 1024, 2048, depth) for depth in (32, 128, 256, 512)}
 NOTE = ((32, 100, 256, 32), (32, 50, 32, 16), (64, 100, 50, 32), (128, 200, 100, 64))
-SMALL = (
-    (3, 100, 256, 32),
-    (2, 1, 5, 8),
-    (2, 2, 70, 24),
-    (5, 37, 129, 10),
-    (2, 3000, 77, 64),
-    (1, 65, 1000, 7),
-    (3, 333, 3, 257),
-    (2, 20, 40, 2500),
-)
+SMALL = ((3, 100, 256, 32), (2, 1, 5, 8), (2, 2, 70, 24), (5, 37, 129, 10), (2, 3000, 77, 64))
+SMALL += ((1, 65, 1000, 7), (3, 333, 3, 257), (2, 20, 40, 2500))
 LARGEST = (64, 1024, 2048, 128)  # that is checked
 PROFILED = EXAMPLE
 TORCH_SHAPES = (PROFILED, (2048, 1024, 2048, 32))
@@ -101,10 +89,8 @@ def can_run(kernel: str, shape, dtype) -> bool:
 
 def _compile(cases, others=()) -> None:
     """Compile all (kernel, dtype, shape) and the jobs `others` in parallel: launches would compile one at a time."""
-    jobs = [
-        *others,
-        *(resample.job(kernel, device.current().target, dtype, shape) for kernel, dtype, shape in cases),
-    ]
+    target = device.current().target
+    jobs = [*others, *(resample.job(kernel, target, dtype, shape) for kernel, dtype, shape in cases)]
     build.compile_ahead({(job.kernel, *job.constants.items()): job for job in jobs}.values())
 
 
@@ -113,30 +99,18 @@ def check_correctness():
     """Verify every kernel and dtype on ragged and odd shapes, then on one of 16.8 million elements."""
     shapes = (*SMALL, LARGEST)
     _compile((kernel, dtype, shape) for kernel in LADDER for dtype in resample.ELEMENTS for shape in shapes)
-    return [
-        {
-            "kernel": kernel,
-            "dtype": str(dtype)[6:],
-            **bulk_copy_experiments.summarize(
-                [
-                    verify(kernel, shape, dtype, odd)
-                    for shape in shapes
-                    if can_run(kernel, shape, dtype)
-                    for odd in (False, shape[1] > 2)
-                ]
-            ),
-        }
-        for kernel in LADDER
-        for dtype in resample.ELEMENTS
-    ]
+    rows = []
+    for kernel, dtype in itertools.product(LADDER, resample.ELEMENTS):
+        sizes = [shape for shape in shapes if can_run(kernel, shape, dtype)]
+        cases = [verify(kernel, shape, dtype, odd) for shape in sizes for odd in (False, shape[1] > 2)]
+        rows.append({"kernel": kernel, "dtype": str(dtype)[6:], **bulk_copy_experiments.summarize(cases)})
+    return rows
 
 
 # ---- speed
 
 
-def compare_with_copy(
-    shape: tuple[int, int, int, int], kernels, dtype=torch.bfloat16, **timing
-) -> list[dict]:
+def compare_with_copy(shape: tuple[int, ...], kernels, dtype=torch.bfloat16, **timing) -> list[dict]:
     """Time kernels and torch's copy of the compulsory bytes, interleaved; one row of bench.Timing per kernel.
 
     `kernels` are names, or {name: function of (features, source_times, target_times, out) that returns a Launch}.
@@ -153,17 +127,10 @@ def compare_with_copy(
     old, new = (torch.randint(0, 256, (nbytes // 2,), device="cuda", dtype=torch.uint8) for _ in range(2))
     if not isinstance(kernels, dict):
         kernels = {kernel: functools.partial(prepare, kernel) for kernel in kernels}
-    found = bench.compare(
-        {"torch copy": lambda *_: lambda: new.copy_(old), **kernels},
-        make_operands,
-        "torch copy",
-        nbytes=nbytes,
-        **timing,
-    )
-    return [
-        {"shape": list(shape), "dtype": str(dtype)[6:], "mbytes": nbytes / 1e6, **found[name].row()}
-        for name in kernels
-    ]
+    every = {"torch copy": lambda *_: lambda: new.copy_(old), **kernels}
+    found = bench.compare(every, make_operands, "torch copy", nbytes=nbytes, **timing)
+    case = {"shape": list(shape), "dtype": str(dtype)[6:], "mbytes": nbytes / 1e6}
+    return [{**case, **found[name].row()} for name in kernels]
 
 
 @results.experiment("ch07_resample_ladder", source)
@@ -340,16 +307,9 @@ def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
 
 
 BULK_CASES = [(op, name) for op in bulk_copy.OPS for name in bulk_copy.configs(op)]
-RESAMPLE_CASES = [
-    (kernel, dtype, shape)
-    for kernel in LADDER
-    for dtype, shape in (
-        (torch.bfloat16, (3, 100, 70, 32)),
-        (torch.float16, (2, 37, 129, 10)),
-        (torch.float32, (2, 2, 5, 8)),
-    )
-    if can_run(kernel, shape, dtype)
-]
+_SHAPES = {torch.bfloat16: (3, 100, 70, 32), torch.float16: (2, 37, 129, 10), torch.float32: (2, 2, 5, 8)}
+RESAMPLE_CASES = [(kernel, *case) for kernel in LADDER for case in _SHAPES.items()]
+RESAMPLE_CASES = [case for case in RESAMPLE_CASES if can_run(case[0], case[2], case[1])]
 
 
 @results.experiment(
@@ -359,11 +319,6 @@ RESAMPLE_CASES = [
 )
 def run_sanitizers():
     """Run each tool of compute-sanitizer over `sanitizer_cases`."""
-    _compile(
-        RESAMPLE_CASES,
-        [
-            bulk_copy.job(name, device.current().target, "u8" if op == "copy" else "bf16")
-            for op, name in BULK_CASES
-        ],
-    )
+    kinds = [(name, "u8" if op == "copy" else "bf16") for op, name in BULK_CASES]
+    _compile(RESAMPLE_CASES, [bulk_copy.job(name, device.current().target, kind) for name, kind in kinds])
     return check.sanitize("ch07.resample.lesson.experiments", shares=2)

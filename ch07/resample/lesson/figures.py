@@ -58,13 +58,9 @@ def count_search_wavefronts(sources: int = 1024, targets: int = 2048) -> list[di
     for name, runs in searches.items():
         found = len(runs) * (LANES if runs is groups else 1)
         steps, wavefronts = sum(map(len, runs)), sum(count_wavefronts(step) for run in runs for step in run)
+        row = {"search": name, "steps": steps / len(runs)}
         rows.append(
-            {
-                "search": name,
-                "steps": steps / len(runs),
-                "warp steps per target": steps / found,
-                "wavefronts per target": wavefronts / found,
-            }
+            row | {"warp steps per target": steps / found, "wavefronts per target": wavefronts / found}
         )
     return rows
 

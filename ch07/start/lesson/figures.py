@@ -14,19 +14,8 @@ BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 
 
 def _arrow(axes, start, end, tone=plots.GREY, **style) -> None:
-    axes.annotate(
-        "",
-        end,
-        start,
-        arrowprops={
-            "arrowstyle": "-|>",
-            "color": tone,
-            "linewidth": 1.3,
-            "shrinkA": 0,
-            "shrinkB": 0,
-            **style,
-        },
-    )
+    look = {"arrowstyle": "-|>", "color": tone, "linewidth": 1.3, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", end, start, arrowprops=look | style)
 
 
 def _sources(*labels: str) -> str:
@@ -78,13 +67,8 @@ def draw_machine(machine: Machine) -> plots.Picture:
     if machine.l2_tbps:
         label(2.14, 2.57, f"at least {machine.l2_tbps:.1f} TB/s to all SMs in a GEMM", "left")
     if machine.load_cycles:
-        label(
-            2.6,
-            2.12,
-            f"32 KiB: {machine.load_cycles:,.0f} cycles\nfrom issue to arrival",
-            "left",
-            linespacing=1.2,
-        )
+        said = f"32 KiB: {machine.load_cycles:,.0f} cycles\nfrom issue to arrival"
+        label(2.6, 2.12, said, "left", linespacing=1.2)
     _arrow(axes, (1.3, 2.82), (1.3, 0.94))
     label(1.22, 1.45, "plain\nloads", "right", linespacing=1.2)
     _arrow(axes, (1.9, 0.94), (1.9, 1.5), linestyle="--")
@@ -114,29 +98,15 @@ def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
 
     title = f"DRAM alone is fast enough for {name_served(machine.copy_tbps)}"
     title += f", and L2 is fast enough for {name_served(machine.l2_tbps)}" if machine.l2_tbps else ""
-    figure, axes = plots.new_figure(
-        sides,
-        title,
-        _sources(
-            f"for {machine.tflops:.0f} TFLOP/s, {machine.label}",
-            f"L2: {machine.gemm_label}" if machine.l2_tbps else "",
-        ),
-        2.75,
-    )
+    of_l2 = f"L2: {machine.gemm_label}" if machine.l2_tbps else ""
+    source = _sources(f"for {machine.tflops:.0f} TFLOP/s, {machine.label}", of_l2)
+    figure, axes = plots.new_figure(sides, title, source, 2.75)
     axes.bar(range(len(sides)), need, 0.6, color=lighten(BLUE, 0.6))
     for x, value in enumerate(need):
-        axes.annotate(
-            f"{value:.0f}" if value > 20 else f"{value:.1f}",
-            (x, value),
-            (0, 2),
-            fontsize=7.5,
-            ha="center",
-            textcoords="offset points",
-        )
-    for value, text, tone in (
-        (machine.copy_tbps, "DRAM: a copy", ORANGE),
-        (machine.l2_tbps, "L2: at least", GREEN),
-    ):
+        text, look = f"{value:.{0 if value > 20 else 1}f}", {"textcoords": "offset points", "ha": "center"}
+        axes.annotate(text, (x, value), (0, 2), fontsize=7.5, **look)
+    lines = ((machine.copy_tbps, "DRAM: a copy", ORANGE), (machine.l2_tbps, "L2: at least", GREEN))
+    for value, text, tone in lines:
         if value:
             axes.axhline(value, color=tone, linewidth=1.2, label=f"{text}, {value:.1f} TB/s")
     axes.set_xticks(range(len(sides)), [f"{side} × {side}" for side in sides])
@@ -155,12 +125,8 @@ def draw_overlap(machine: Machine, buffers: int = 3, steps: int = 6) -> plots.Pi
     load, product = machine.load_cycles or 1200, machine.product_cycles or 800
     origin = f"medians of {machine.gemm_label}" if machine.load_cycles else "not measured"
     title = f"With {buffers} buffers the tensor core waits less than with one buffer"
-    figure, axes = canvas(
-        title,
-        f"a model: a load takes {load:,.0f} cycles, a product {product:,.0f}; {origin}",
-        plots.SIZE[0],
-        2.05 + 0.24 * buffers,
-    )
+    source = f"a model: a load takes {load:,.0f} cycles, a product {product:,.0f}; {origin}"
+    figure, axes = canvas(title, source, plots.SIZE[0], 2.05 + 0.24 * buffers)
     schedules = [_schedule(count, steps, load, product) for count in (1, buffers)]
     longest = max(end for spans in schedules for *_, end in spans)
     scale = (plots.SIZE[0] - 1.2) / longest
@@ -174,16 +140,9 @@ def draw_overlap(machine: Machine, buffers: int = 3, steps: int = 6) -> plots.Pi
             write(axes, 1.0, top - 0.12 - 0.24 * lane, unit, "right")
             box(axes, 1.07, top - 0.21 - 0.24 * lane, longest * scale, 0.19, "#f2f2f2")
         for unit, begin, end in spans:
-            box(
-                axes,
-                1.07 + begin * scale,
-                top - 0.21 - 0.24 * units.index(unit),
-                (end - begin) * scale,
-                0.19,
-                lighten(ORANGE, 0.75) if unit == "tensor core" else lighten(BLUE, 0.35),
-                "white",
-                linewidth=0.6,
-            )
+            x, y = 1.07 + begin * scale, top - 0.21 - 0.24 * units.index(unit)
+            tone = lighten(ORANGE, 0.75) if unit == "tensor core" else lighten(BLUE, 0.35)
+            box(axes, x, y, (end - begin) * scale, 0.19, tone, "white", linewidth=0.6)
     return figure.describe(f"{title}. {'. '.join(findings)}.")
 
 

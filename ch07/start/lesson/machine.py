@@ -86,33 +86,22 @@ def describe_machine() -> Machine:
     sheet = device.known_gpu(here["name"])
 
     def delivered() -> float:
-        rows = [
-            (row["tflops"], TILE.search(row["config"]))
-            for row in find_rows("ch10_gemm_sweep", gpu, status="ok")
-            if "cluster" not in row["config"]
-        ]  # CTAs of a cluster share what L2 delivers
+        rows = find_rows("ch10_gemm_sweep", gpu, status="ok")
+        rows = [row for row in rows if "cluster" not in row["config"]]  # a cluster shares what L2 delivers
+        rows = [(row["tflops"], TILE.search(row["config"])) for row in rows]
         return max(tflops * bytes_per_operation(*map(int, tile.groups())) for tflops, tile in rows if tile)
 
     def median(event: str) -> float:
         rows = find_rows("ch10_gemm_timeline", gpu, name="tile", event=event)
         return statistics.median(row["end"] - row["begin"] for row in rows if row["step"] > 0)
 
+    peak_tbps = sheet and sheet.peak_gbps and sheet.peak_gbps / 1e3
     return Machine(
-        here["name"].removeprefix("NVIDIA "),
-        here["target"],
-        here["sms"],
-        here["memory_bytes"] / 2**30,
-        here["l2_bytes"] / 2**20,
-        here["smem_per_block"] / 1024,
-        roofs.rows[0]["gbps"] / 1e3,
-        roofs.rows[1]["tflops"],
-        sheet and sheet.peak_gbps and sheet.peak_gbps / 1e3,
-        sheet and sheet.bf16_tflops,
-        _or_none(delivered),
-        _or_none(lambda: median("wait")),
-        _or_none(lambda: median("product")),
-        roofs.label(),
-        _gemm_label(gpu),
+        *(here["name"].removeprefix("NVIDIA "), here["target"], here["sms"]),
+        *(here["memory_bytes"] / 2**30, here["l2_bytes"] / 2**20, here["smem_per_block"] / 1024),
+        *(roofs.rows[0]["gbps"] / 1e3, roofs.rows[1]["tflops"], peak_tbps, sheet and sheet.bf16_tflops),
+        *map(_or_none, (delivered, lambda: median("wait"), lambda: median("product"))),
+        *(roofs.label(), _gemm_label(gpu)),
     )
 
 
@@ -132,10 +121,8 @@ def _best(rows: list[dict]) -> float:
 
 def _sweep() -> str:
     mine, theirs = find_rows("sweep_race")
-    return (
-        f"{mine['configurations']} configurations take {mine['seconds']:.0f} s, with triton.autotune "
-        f"{theirs['seconds']:.0f} s"
-    )
+    times = f"{mine['seconds']:.0f} s, with triton.autotune {theirs['seconds']:.0f} s"
+    return f"{mine['configurations']} configurations take {times}"
 
 
 def _bulk_copy() -> str:
@@ -145,36 +132,28 @@ def _bulk_copy() -> str:
 
 
 def _resample() -> str:
-    first, last = (
-        find_rows("ch07_resample_versions", version=name)[0]["ratio"]
-        for name in ("search_per_thread", "vectors")
-    )
-    return (
-        f"with a search per thread a kernel reaches {first:.2f} of a copy's speed, with a shared search and "
-        f"16-byte loads {last:.2f}"
-    )
+    names = ("search_per_thread", "vectors")
+    first, last = (find_rows("ch07_resample_versions", version=name)[0]["ratio"] for name in names)
+    shared = f"with a shared search and 16-byte loads {last:.2f}"
+    return f"with a search per thread a kernel reaches {first:.2f} of a copy's speed, {shared}"
 
 
 def _tile_pipeline() -> str:
-    none, swizzled = (
-        find_rows("ch10_tile_swizzle", name=f"{swizzle}, 1 × 1")[0]["ratio"] for swizzle in ("none", "128B")
-    )
-    return (
-        f"a transpose reaches {none:.2f} × the speed of a copy without a swizzle, {swizzled:.2f} × with one"
-    )
+    names = ("none, 1 × 1", "128B, 1 × 1")
+    none, swizzled = (find_rows("ch10_tile_swizzle", name=name)[0]["ratio"] for name in names)
+    speeds = f"{none:.2f} × the speed of a copy without a swizzle, {swizzled:.2f} × with one"
+    return f"a transpose reaches {speeds}"
 
 
 def _wgmma_gemm() -> str:
     rows = find_rows("ch10_gemm_steps")
-    return (
-        f"the first GEMM reaches {rows[0]['ratio']:.2f} × cuBLAS at 4096³, the best step {_best(rows):.2f} ×"
-    )
+    first, best = rows[0]["ratio"], _best(rows)
+    return f"the first GEMM reaches {first:.2f} × cuBLAS at 4096³, the best step {best:.2f} ×"
 
 
 def _descriptors() -> str:
-    pointers, kept = (
-        find_rows("ch14_descriptors_launch", name=name)[0]["us"] for name in ("pointers", "host, kept")
-    )
+    names = ("pointers", "host, kept")
+    pointers, kept = (find_rows("ch14_descriptors_launch", name=name)[0]["us"] for name in names)
     return f"a launch takes {pointers:.1f} µs with pointers and {kept:.1f} µs with a descriptor that the host keeps"
 
 
@@ -194,9 +173,10 @@ def _compiled() -> str:
 
 
 def _attention() -> str:
-    plain, best = (
-        _best(find_rows("ch14_attention_ladder", name=name, causal=False)) for name in ("plain", "persistent")
-    )
+    rows = {
+        name: find_rows("ch14_attention_ladder", name=name, causal=False) for name in ("plain", "persistent")
+    }
+    plain, best = map(_best, rows.values())
     return f"plain Triton reaches {plain:.2f} × cuDNN, with roles and overlap {best:.2f} ×"
 
 
@@ -209,24 +189,13 @@ def _blockscaled() -> str:
     return f"fp8 with block scales runs at {mean:.2f} × torch's kernel (geometric mean)"
 
 
-FINDINGS = {
-    "ch07_bulk_copy": _bulk_copy,
-    "ch07_resample": _resample,
-    "ch10_tile_pipeline": _tile_pipeline,
-    "ch10_wgmma_gemm": _wgmma_gemm,
-    "ch14_descriptors": _descriptors,
-    "ch14_gemm": _gemm,
-    "ch14_sweep": _sweep,
-    "ch14_bug_hunt": _bug_hunt,
-    "ch14_compiled": _compiled,
-    "ch14_attention": _attention,
-    "ch14_mx_formats": _mx_formats,
-    "ch14_blockscaled": _blockscaled,
-}
+FINDINGS = {f"ch07{find.__name__}": find for find in (_bulk_copy, _resample)}
+FINDINGS |= {f"ch10{find.__name__}": find for find in (_tile_pipeline, _wgmma_gemm)}
+_CH14 = (_descriptors, _gemm, _sweep, _bug_hunt, _compiled, _attention, _mx_formats, _blockscaled)
+FINDINGS |= {f"ch14{find.__name__}": find for find in _CH14}
 
 
 def find_findings() -> list[dict]:
     """Return one row per notebook: its name and one finding, whose figures come from the records."""
-    return [
-        {"notebook": name, "one finding": _or_none(find) or "not recorded"} for name, find in FINDINGS.items()
-    ]
+    found = {name: _or_none(find) or "not recorded" for name, find in FINDINGS.items()}
+    return [{"notebook": name, "one finding": finding} for name, finding in found.items()]

@@ -14,6 +14,14 @@ def _choose_shape(options: cli.Options) -> tuple[int, ...]:
     return options.shape or (experiments.LARGE if DIMENSIONS[options.op] == 2 else experiments.BATCHED)
 
 
+def _parse_shape(text: str, options: cli.Options) -> tuple[int, ...]:
+    return cli.parse_sizes(text, "R,C" if DIMENSIONS[options.op] == 2 else "B,R,C", LARGEST_EXTENT)
+
+
+def _find_configs(options: cli.Options) -> dict:
+    return configs(options.op, _choose_shape(options))
+
+
 def _complete(options: cli.Options) -> None:
     options.shape = _choose_shape(options)
     if options.load is not None and options.report is None:
@@ -41,20 +49,12 @@ COMMAND = cli.Command(
         "op": cli.choice(DIMENSIONS, "copy"),
         "shape": cli.Option(
             "rows and columns, for add_shared and accumulate B,R,C with a batch before them (default 512 MiB)",
-            lambda text, options: cli.parse_sizes(
-                text, "R,C" if DIMENSIONS[options.op] == 2 else "B,R,C", LARGEST_EXTENT
-            ),
+            _parse_shape,
             metavar="R,C",
         ),
-        "variant": cli.configs(
-            lambda options: configs(options.op, _choose_shape(options)),
-            "all",
-            "a variant of the operation, best or all",
-        ),
+        "variant": cli.configs(_find_configs, "all", "a variant of the operation, best or all"),
         "target": cli.target(),
-        "report": cli.file(
-            "write a bug report of a load by tensor map to PATH, with a reproducer; --load says which"
-        ),
+        "report": cli.file("write a bug report of the load in --load to PATH, with a reproducer"),
         "load": cli.Option(
             "the load to report: dtype, shape, strides, box, corner (such as shape=100x64,box=16x32,corner=0x-4, "
             "innermost last), swizzle, l2_promotion, fill, start (bytes past an aligned address), extra (bytes that "

@@ -42,9 +42,8 @@ STAGES = range(1, MAX_STAGES + 1)
 
 def source(*things) -> str:
     """Return the hash of the code that is measured, and of `things` that an experiment runs beside it."""
-    return provenance.source_hash(
-        tile_pipeline, tile_pipeline.SOURCE.with_name("configs.py"), tile_pipeline.SOURCE, tensor_map, *things
-    )
+    own = (tile_pipeline, tile_pipeline.SOURCE.with_name("configs.py"), tile_pipeline.SOURCE)
+    return provenance.source_hash(*own, tensor_map, *things)
 
 
 def all_configs(op: str) -> dict[str, TileConfig]:
@@ -124,22 +123,17 @@ def verify(op: str, config, shape: tuple[int, ...], dtype=torch.float32, fill: s
         if not same_bits(out, expected):
             reason = f"{int((out != expected).sum())} elements differ"
     elif not torch.equal(out.isnan(), expected.isnan()):
-        reason = (
-            f"{int((out.isnan() != expected.isnan()).sum())} elements are NaN in out or in the spec alone"
-        )
+        count = int((out.isnan() != expected.isnan()).sum())
+        reason = f"{count} elements are NaN in out or in the spec alone"
     else:
-        error = check.relative_error(
-            *(torch.where(expected.isnan(), 0.0, tensor) for tensor in (out, expected))
-        )
+        numbers = (torch.where(expected.isnan(), 0.0, tensor) for tensor in (out, expected))
+        error = check.relative_error(*numbers)
         # Rounding adds up in a sum of many terms in any order.
         tolerance = check.TOLERANCE[dtype] * max(1.0, shape[0] / 8 if op == "accumulate" else 1.0)
         if error > tolerance:
             reason = f"the error {error:.1e} is above {tolerance:.1e}"
-    return {
-        "status": "wrong" if reason else "ok",
-        "reason": reason,
-        "error": error if error < float("inf") else None,
-    }
+    error = error if error < float("inf") else None
+    return {"status": "wrong" if reason else "ok", "reason": reason, "error": error}
 
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
@@ -163,16 +157,8 @@ def check_correctness():
         cases = [verify(op, config, shape, fill=fill) for shape in RAGGED[DIMENSIONS[op]] for fill in fills]
         # The first wrong case, if there is one, gives the row its status and reason.
         worst = min(cases, key=lambda case: case["status"] == "ok")
-        rows.append(
-            {
-                "op": op,
-                "name": name,
-                "config": str(config),
-                "cases": len(cases),
-                **worst,
-                "error": max(case["error"] or 0 for case in cases),
-            }
-        )
+        row = {"op": op, "name": name, "config": str(config), "cases": len(cases), **worst}
+        rows.append(row | {"error": max(case["error"] or 0 for case in cases)})
     return rows
 
 
@@ -209,16 +195,8 @@ def check_dumps():
                 expected, cases = box_dump.box_spec(x, row, column, box, fill), cases + 1
                 if not bool(((found == expected) | ((found != found) & (expected != expected))).all()):
                     wrong.append(f"the box at ({row}, {column}) filled with {fill}")
-            rows.append(
-                {
-                    "dtype": str(dtype)[6:],
-                    "swizzle": swizzle,
-                    "box": list(box),
-                    "cases": cases,
-                    "status": "wrong" if wrong else "ok",
-                    "reason": ", ".join(wrong[:3]),
-                }
-            )
+            row = {"dtype": str(dtype)[6:], "swizzle": swizzle, "box": list(box), "cases": cases}
+            rows.append(row | {"status": "wrong" if wrong else "ok", "reason": ", ".join(wrong[:3])})
     return rows
 
 
@@ -274,9 +252,7 @@ def torch_candidates(op: str) -> dict:
     return {"torch copy_": _flat_copy, **own}
 
 
-def compare_with_torch(
-    op: str, configs: dict[str, TileConfig], shape: tuple[int, ...], **timing
-) -> list[dict]:
+def compare_with_torch(op: str, configs: dict[str, TileConfig], shape: tuple, **timing) -> list[dict]:
     """Return rows of bench.Timing, one per configuration and one for torch's own way. All run interleaved.
 
     `ratio` is to the first of `torch_candidates`.
@@ -292,13 +268,8 @@ def compare_with_torch(
         shapes = [shape, tile_pipeline.result_shape(op, shape)] + [shape[1:]] * (op == "add_shared")
         return [tile_pipeline.empty_padded(each, torch.float32, "cuda").normal_() for each in shapes]
 
-    found = bench.compare(
-        {**own, **{name: prepare(config) for name, config in configs.items()}},
-        make_inputs,
-        peer,
-        nbytes=bytes_moved(op, shape),
-        **timing,
-    )
+    every = own | {name: prepare(config) for name, config in configs.items()}
+    found = bench.compare(every, make_inputs, peer, nbytes=bytes_moved(op, shape), **timing)
     return [
         {"op": op, "config": str(configs.get(name, "")), "shape": list(shape), **found[name].row()}
         for name in (*configs, *others)
@@ -319,11 +290,8 @@ def _measure(op: str, named: dict[str, TileConfig], *shapes, describe=lambda con
 def measure_speed():
     """Time the variants of copy, stencil and transpose against torch's copy of as many bytes: 512 MiB, tall, wide and
     ragged."""
-    return [
-        row
-        for op in ("copy", "stencil", "transpose")
-        for row in _measure(op, configs(op), LARGE, WIDE, UNEVEN)
-    ]
+    ops = ("copy", "stencil", "transpose")
+    return [row for op in ops for row in _measure(op, configs(op), LARGE, WIDE, UNEVEN)]
 
 
 def bank_conflicts(config: TileConfig) -> dict[str, int]:
@@ -344,16 +312,10 @@ def bank_conflicts(config: TileConfig) -> dict[str, int]:
 
     blocks = [block_position(i) for i in range(config.rows**2 // side**2)]
     warps = [(blocks[first : first + 32], k) for first in range(0, len(blocks), 32) for k in range(side)]
-    return {
-        "read": max(
-            count_wavefronts([address(row + k, column) for row, column in warp], 4 * side)
-            for warp, k in warps
-        ),
-        "write": max(
-            count_wavefronts([address(column + k, row) for row, column in warp], 4 * side)
-            for warp, k in warps
-        ),
-    }
+    read = [[address(row + k, column) for row, column in warp] for warp, k in warps]
+    write = [[address(column + k, row) for row, column in warp] for warp, k in warps]
+    ways = {"read": read, "write": write}
+    return {way: max(count_wavefronts(each, 4 * side) for each in places) for way, places in ways.items()}
 
 
 @results.experiment("ch10_tile_swizzle", source)
@@ -396,12 +358,11 @@ def measure_boxes():
         for rows, columns in boxes
         for width in tensor_map.PROMOTIONS
     }
-    return _measure(
-        "copy",
-        named,
-        LARGE,
-        describe=lambda config: {"box": [config.rows, config.columns], "l2_promotion": config.l2_promotion},
-    )
+
+    def describe(config):
+        return {"box": [config.rows, config.columns], "l2_promotion": config.l2_promotion}
+
+    return _measure("copy", named, LARGE, describe=describe)
 
 
 @results.experiment("ch10_tile_multicast", source)
@@ -419,9 +380,7 @@ def measure_reduction():
 # ---- compilation
 
 
-def compile_variants(
-    variants: dict[str, dict[str, TileConfig]] = VARIANTS, targets=device.TARGETS[1:]
-) -> list[dict]:
+def compile_variants(variants: dict[str, dict] = VARIANTS, targets=device.TARGETS[1:]) -> list[dict]:
     """Compile variants by operation and name for each target; return their resources and SASS instructions."""
     jobs = [
         (op, name, tile_pipeline.job(config, target))

@@ -164,34 +164,20 @@ def _paint(axes, column_inches: float, drawn: int, rows, columns, itemsize, swiz
         for row in range(drawn):
             for column in range(0, columns, per_unit):
                 unit = where[row, column] % LINE // UNIT
-                axes.text(
-                    column + (per_unit - 1) / 2,
-                    row,
-                    str(unit),
-                    fontsize=7,
-                    ha="center",
-                    va="center_baseline",
-                    color="white" if unit < 5 else "black",
-                )
+                ink = "white" if unit < 5 else "black"
+                diagrams.write(axes, column + (per_unit - 1) / 2, row, str(unit), color=ink)
     lanes, count = elements_read(rows, columns, itemsize, access)
     for row, column in lanes:
-        axes.add_patch(
-            Rectangle(
-                (column - 0.5, row - 0.5), count, 1, fill=False, edgecolor=READ, clip_on=False, linewidth=1.6
-            )
-        )
+        look = {"fill": False, "edgecolor": READ, "clip_on": False, "linewidth": 1.6}
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), count, 1, **look))
     axes.set(xticks=sorted({0, columns - 1}), yticks=sorted({0, drawn - 1}))
     axes.tick_params(labelsize=7, length=2)
     axes.spines[:].set_visible(False)
     ways = {name: conflicts(rows, columns, itemsize, name, access) for name in (swizzle, "none")}
     cost = f"{ways[swizzle]}-way conflict" if ways[swizzle] > 1 else "no conflict"
     without = f"\n({ways['none']}-way without)" if swizzle != "none" else ""
-    axes.set_title(
-        f"swizzle {swizzle}\n{columns * itemsize} B per row\n{cost}{without}",
-        fontsize=7.5,
-        loc="left",
-        linespacing=1.2,
-    )
+    title = f"swizzle {swizzle}\n{columns * itemsize} B per row\n{cost}{without}"
+    axes.set_title(title, fontsize=7.5, loc="left", linespacing=1.2)
     return has_numbers
 
 
@@ -215,47 +201,25 @@ def microscope(
     """
     (rows, columns), itemsize = box, map_report.DTYPES[dtype].itemsize
     picture = draw(rows, columns, itemsize, access)
-    wide = {
-        name: min(columns, (span or columns * itemsize) // itemsize)
-        for name, span in tensor_map.SWIZZLES.items()
+    spans = tensor_map.SWIZZLES.items()
+    wide = {name: min(columns, (span or columns * itemsize) // itemsize) for name, span in spans}
+    table = []
+    for kind in ("row", "column", "matrix"):
+        counts = {name: wavefronts(rows, wide[name], itemsize, name, kind) for name in wide}
+        table.append({"a warp reads": f"a {kind}"} | counts)
+    start = {"dtype": dtype, "shape": list(shape), "box": list(box), "corner": list(corner)}
+    start |= {"swizzle": swizzle, "access": access, "laneBytes": lane_bytes}
+    data = {"swizzles": tensor_map.SWIZZLES, "alignment": map_report.ALIGNMENT, "start": start}
+    data["dtypes"] = {
+        name: {"bytes": each.itemsize, "floating": each.is_floating_point}
+        for name, each in map_report.DTYPES.items()
     }
-    table = [
-        {"a warp reads": f"a {kind}"}
-        | {name: wavefronts(rows, wide[name], itemsize, name, kind) for name in wide}
-        for kind in ("row", "column", "matrix")
-    ]
-    data = {
-        "dtypes": {
-            name: {"bytes": each.itemsize, "floating": each.is_floating_point}
-            for name, each in map_report.DTYPES.items()
-        },
-        "swizzles": tensor_map.SWIZZLES,
-        "alignment": map_report.ALIGNMENT,
-        "targets": {
-            target: {
-                "smem": device.target_limits(target).smem_per_block,
-                "gpu": ", ".join(name for name, gpu in device.KNOWN.items() if gpu.target == target),
-            }
-            for target in device.TARGETS
-            if device.target_limits(target).has_tma
-        },
-        "start": {
-            "dtype": dtype,
-            "shape": list(shape),
-            "box": list(box),
-            "corner": list(corner),
-            "swizzle": swizzle,
-            "access": access,
-            "laneBytes": lane_bytes,
-        },
-    }
-    return views.View(
-        "microscope",
-        data,
-        picture=picture,
-        table=results.table(
-            table,
-            f"wavefronts of one read, by swizzle; the box has {rows} rows, and {columns} columns or as many as the "
-            "swizzle allows",
-        ),
-    )
+    data["targets"] = {}
+    for target in device.TARGETS:
+        gpu = ", ".join(name for name, gpu in device.KNOWN.items() if gpu.target == target)
+        limits = device.target_limits(target)
+        if limits.has_tma:
+            data["targets"][target] = {"smem": limits.smem_per_block, "gpu": gpu}
+    caption = f"wavefronts of one read, by swizzle; the box has {rows} rows, and {columns} columns or as many as the "
+    said = results.table(table, f"{caption}swizzle allows")
+    return views.View("microscope", data, picture=picture, table=said)

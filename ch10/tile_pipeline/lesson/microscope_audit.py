@@ -280,23 +280,13 @@ def check_read(read: Read) -> str:
     return f"{wrong} of {len(expected)} lanes read other bytes" if wrong else ""
 
 
-@profiler.experiment(
-    "ch10_microscope_wavefronts",
-    lambda: provenance.source_hash(
-        SOURCE,
-        make_random_read,
-        make_random_reads,
-        Read,
-        prepare_read,
-        expected_words,
-        check_read,
-        explorer.addresses,
-        explorer.elements_read,
-        explorer.wavefronts,
-        banks,
-        tensor_map,
-    ),
-)
+def _source() -> str:
+    own = (SOURCE, make_random_read, make_random_reads, Read, prepare_read, expected_words, check_read)
+    beside = (explorer.addresses, explorer.elements_read, explorer.wavefronts, banks, tensor_map)
+    return provenance.source_hash(*own, *beside)
+
+
+@profiler.experiment("ch10_microscope_wavefronts", _source)
 def count_reads() -> list[dict]:
     """Count the wavefronts of 60 reads in the profiler, and compare them with the microscope's."""
     reads = make_random_reads()
@@ -312,23 +302,15 @@ def count_reads() -> list[dict]:
         per_read = (row["wavefronts"] or row["all_wavefronts"]) / REPEATS
         expected = read.wavefronts()
         agrees = round(per_read) == expected
-        rows.append(
-            row
-            | {
-                "access": read.access,
-                "itemsize": read.itemsize,
-                "box": list(read.box),
-                "swizzle": read.swizzle,
-                "lane_bytes": read.size,
-                "lanes": len(read.lanes()),
-                "first": list(read.first),
-                "expected": expected,
-                "counted": per_read,
-                "agrees": agrees,
-                "status": "wrong" if wrong else "ok",
-                "reason": wrong,
-            }
-        )
+        row |= {
+            "access": read.access,
+            "itemsize": read.itemsize,
+            "box": list(read.box),
+            "swizzle": read.swizzle,
+        }
+        row |= {"lane_bytes": read.size, "lanes": len(read.lanes()), "first": list(read.first)}
+        row |= {"expected": expected, "counted": per_read, "agrees": agrees}
+        rows.append(row | {"status": "wrong" if wrong else "ok", "reason": wrong})
     return rows
 
 
@@ -343,15 +325,8 @@ def describe(maps: list[dict], reads: list[dict]) -> str:
         f"The driver accepts {accepted} of {len(maps)} random maps, and it agrees with the rules in {agree}. The "
         f"profiler counts as many wavefronts as the microscope in {len(reads) - len(other)} of {len(reads)} reads."
     )
-    return " ".join(
-        [
-            text,
-            *(
-                f"It counts {row['counted']:.2f} instead of {row['expected']} for a {row['name']}."
-                for row in other
-            ),
-        ]
-    )
+    counts = [(f"{row['counted']:.2f} instead of {row['expected']}", row["name"]) for row in other]
+    return " ".join([text, *(f"It counts {count} for a {name}." for count, name in counts)])
 
 
 def launch_all() -> None:

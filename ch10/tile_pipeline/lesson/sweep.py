@@ -28,14 +28,8 @@ def grid(op: str) -> list[TileConfig]:
             for width in ("128B", "256B")
         ]
     if op == "stencil":
-        tiles = (
-            (32, 64, 128),
-            (16, 128, 128),
-            (32, 128, 128),
-            (64, 128, 256),
-            (32, 128, 256),
-            (16, 192, 192),
-        )
+        tiles = ((32, 64, 128), (16, 128, 128), (32, 128, 128), (64, 128, 256), (32, 128, 256))
+        tiles += ((16, 192, 192),)
         return [
             TileConfig(op, *tile, *ring, producer)
             for tile in tiles

@@ -35,27 +35,10 @@ LLM = tuple(
     for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 )
 # Ragged and thin shapes, which no tile divides.
-RAGGED = (
-    (1, 8, 8),
-    (1, 4096, 4096),
-    (17, 1032, 520),
-    (33, 264, 8),
-    (65, 4104, 1000),
-    (129, 520, 72),
-    (333, 520, 136),
-    (1000, 1000, 1000),
-    (4097, 4104, 4112),
-    (8192, 8, 4096),
-    (300, 6152, 14344),
-)
-TIMED_RAGGED = (
-    (1, 4096, 4096),
-    (16, 4096, 14336),
-    (100, 5000, 5000),
-    (1000, 1000, 1000),
-    (4097, 4104, 4112),
-    (16384, 256, 1024),
-)
+RAGGED = ((1, 8, 8), (1, 4096, 4096), (17, 1032, 520), (33, 264, 8), (65, 4104, 1000), (129, 520, 72))
+RAGGED += ((333, 520, 136), (1000, 1000, 1000), (4097, 4104, 4112), (8192, 8, 4096), (300, 6152, 14344))
+TIMED_RAGGED = ((1, 4096, 4096), (16, 4096, 14336), (100, 5000, 5000), (1000, 1000, 1000))
+TIMED_RAGGED += ((4097, 4104, 4112), (16384, 256, 1024))
 QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}
 LAYER_TIMING = {"rounds": 8, "warm_s": 0.02, "burst_ms": 1.5}
 BURST = 40
@@ -103,27 +86,17 @@ def compare_with_cublas(configs: dict[str, WgmmaConfig], m: int, n: int, k: int,
         name: lambda a, b, out, config=config: wgmma_gemm.prepare(a, b, out=out, config=config)
         for name, config in configs.items()
     }
-    found = bench.compare(
-        {"cuBLAS": prepare_cublas, **ours},
-        lambda: make_inputs(m, n, k),
-        "cuBLAS",
-        flops=2 * m * n * k,
-        **timing,
-    )
+    ours = {"cuBLAS": prepare_cublas, **ours}
+    found = bench.compare(ours, lambda: make_inputs(m, n, k), "cuBLAS", flops=2 * m * n * k, **timing)
     return [{"config": str(each), "shape": [m, n, k], **found[name].row()} for name, each in configs.items()]
 
 
 def measure_best(m: int, n: int, k: int, **timing) -> dict:
     """Check and time the configuration that "best" stands for at a shape; the row holds the predicted time, too."""
     config, chosen = wgmma_gemm.find_best(m, n, k)
-    row = {
-        "predicted_ms": predict_us(config, m, n, k, device.current().sms) / 1e3,
-        "chosen": chosen,
-        **verify(config, m, n, k),
-        "name": "best",
-        "config": str(config),
-        "shape": [m, n, k],
-    }
+    predicted_ms = predict_us(config, m, n, k, device.current().sms) / 1e3
+    row = {"predicted_ms": predicted_ms, "chosen": chosen, **verify(config, m, n, k)}
+    row |= {"name": "best", "config": str(config), "shape": [m, n, k]}
     return row | compare_with_cublas({"best": config}, m, n, k, **timing)[0] if row["status"] == "ok" else row
 
 
@@ -191,14 +164,11 @@ def run_sanitizers():
 @experiment("ch10_gemm_squares")
 def measure_squares():
     """Time the best configuration against cuBLAS at 2048, 4096 and 8192 cubed: interleaved, then in bursts."""
-    return [
-        row
-        for side in SQUARES
-        for row in (
-            {**measure_best(side, side, side), "how": "interleaved"},
-            {**measure_bursts(side, side, side), "how": f"bursts of {BURST}"},
-        )
-    ]
+    rows = []
+    for side in SQUARES:
+        rows.append({**measure_best(side, side, side), "how": "interleaved"})
+        rows.append({**measure_bursts(side, side, side), "how": f"bursts of {BURST}"})
+    return rows
 
 
 def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.05) -> dict:
@@ -223,17 +193,9 @@ def measure_bursts(m: int, n: int, k: int, rounds: int = 12, rest_s: float = 0.0
             times[name].append(begin.elapsed_time(end) / BURST)
     # the first round warms up
     found = {name: statistics.median(values[1:]) for name, values in times.items()}
-    return {
-        "name": "best",
-        "shape": [m, n, k],
-        **found,
-        "peer": "cuBLAS",
-        "ratio": found["peer_ms"] / found["ms"],
-        "tflops": 2 * m * n * k / found["ms"] / 1e9,
-        "status": "ok",
-        "reason": "",
-        "config": str(wgmma_gemm.find_best(m, n, k)[0]),
-    }
+    speeds = {"ratio": found["peer_ms"] / found["ms"], "tflops": 2 * m * n * k / found["ms"] / 1e9}
+    row = {"name": "best", "shape": [m, n, k], **found, "peer": "cuBLAS", **speeds}
+    return row | {"status": "ok", "reason": "", "config": str(wgmma_gemm.find_best(m, n, k)[0])}
 
 
 @experiment("ch10_gemm_peers", source=lambda: source(peers.DeepGemm, peers.Quack))
@@ -305,16 +267,8 @@ def measure_layers():
             flops=2 * m * n * k,
             **LAYER_TIMING,
         )
-        rows.append(
-            found["best"].row()
-            | {
-                "name": layer,
-                "shape": [m, n, k],
-                "config": str(best),
-                "chosen": chosen,
-                "model_ratio": found["model"].ratio,
-            }
-        )
+        labels = {"name": layer, "shape": [m, n, k], "config": str(best), "chosen": chosen}
+        rows.append(found["best"].row() | labels | {"model_ratio": found["model"].ratio})
     return rows
 
 
@@ -327,18 +281,9 @@ def measure_ragged():
 def _most_stages(columns: int) -> WgmmaConfig:
     """Return the persistent tile of 128 x `columns` with as many stages as fit, at least four. If need be, C is staged
     in subtiles."""
+    fields = {"consumers": 2, "persistent": True, "pdl": True, "group_m": 16}
     tiles = (
-        WgmmaConfig(
-            "specialised",
-            128,
-            columns,
-            stages,
-            consumers=2,
-            epilogue_subtile=subtiles,
-            persistent=True,
-            pdl=True,
-            group_m=16,
-        )
+        WgmmaConfig("specialised", 128, columns, stages, epilogue_subtile=subtiles, **fields)
         for stages, subtiles in ((6, 1), (5, 1), (4, 1), (4, 4), (4, 7))
         if columns % (16 * subtiles) == 0
     )
@@ -355,15 +300,8 @@ def measure_width():
             config = configs[row["name"]]
             tiles = config.tiles(side, side)
             waves = -(-tiles // sms)
-            rows.append(
-                {
-                    **row,
-                    "columns": config.block_n,
-                    "tiles": tiles,
-                    "waves": waves,
-                    "useful": side * side / (waves * sms * 128 * config.block_n),
-                }
-            )
+            useful = side * side / (waves * sms * 128 * config.block_n)
+            rows.append({**row, "columns": config.block_n, "tiles": tiles, "waves": waves, "useful": useful})
     return rows
 
 
@@ -434,10 +372,8 @@ def run_fault(fault: str, limit_s: float = 10) -> dict:
     if status == 0:
         return json.loads(output)
     lines = errors.splitlines() or [f"exit status {status}"]
-    return {
-        "status": "failed",
-        "reason": next((line for line in lines if "CUDA error" in line), lines[-1])[:300],
-    }
+    reason = next((line for line in lines if "CUDA error" in line), lines[-1])
+    return {"status": "failed", "reason": reason[:300]}
 
 
 @experiment("ch10_gemm_broken", source=lambda: source(fault_patches))
@@ -446,14 +382,8 @@ def run_broken_kernels():
     _compile({"tile": STEPS["tile"]})
     faults = fault_patches()
     found = check.run_side_by_side(*(functools.partial(run_fault, fault) for fault in faults))
-    return [
-        {
-            "name": fault,
-            "kernel": str(BROKEN_CONFIG) + (f", without {fault}" if fault != "nothing" else ""),
-            **row,
-        }
-        for fault, row in zip(faults, found)
-    ]
+    kernels = [str(BROKEN_CONFIG) + (f", without {fault}" if fault != "nothing" else "") for fault in faults]
+    return [{"name": fault, "kernel": kernel, **row} for fault, kernel, row in zip(faults, kernels, found)]
 
 
 # ---- compilation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from matplotlib.patches import Rectangle
@@ -46,17 +47,8 @@ def draw_timeline(rows: Sequence[dict], *, title: str, source: str = "") -> plot
             tone, text = TONES[row["event"]], str(row["step"])
             if row["event"] == "store" or width / duration * 6.2 < 0.05 + 0.07 * len(text):
                 text = ""
-            box(
-                axes,
-                x,
-                bottom,
-                width,
-                high * 0.94,
-                lighten(tone, 0.55) if tiles.index(row["tile"]) % 2 else tone,
-                "white",
-                text,
-                linewidth=0.3,
-            )
+            tone = lighten(tone, 0.55) if tiles.index(row["tile"]) % 2 else tone
+            box(axes, x, bottom, width, high * 0.94, tone, "white", text, linewidth=0.3)
         ticks[y - high * lines / 2] = role
         y -= high * lines + 0.1
     figure.set_size_inches(7.4, 1.35 - y)
@@ -65,46 +57,17 @@ def draw_timeline(rows: Sequence[dict], *, title: str, source: str = "") -> plot
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("time, cycles", fontsize=8)
     shown = [event for event in TONES if any(row["event"] == event for row in rows)]
-    handles = [
-        Rectangle(
-            (0, 0),
-            1,
-            1,
-            facecolor=TONES[event],
-            linewidth=0,
-            edgecolor="#aaaaaa",
-            hatch="//////" if event == "wait" else None,
-        )
-        for event in shown
-    ]
+    square = functools.partial(Rectangle, (0, 0), 1, 1, linewidth=0, edgecolor="#aaaaaa")
+    handles = [square(facecolor=TONES[each], hatch="//////" if each == "wait" else None) for each in shown]
     if len(tiles) > 1:
-        handles.append(Rectangle((0, 0), 1, 1, facecolor=lighten(plots.GREY, 0.4)))
+        handles.append(square(facecolor=lighten(plots.GREY, 0.4)))
         shown.append("lighter: every other tile")
-    axes.legend(
-        handles,
-        shown,
-        fontsize=7,
-        ncols=len(shown),
-        frameon=False,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        borderaxespad=0.1,
-        handlelength=1.2,
-        columnspacing=1.2,
-    )
+    tight = {"fontsize": 7, "borderaxespad": 0.1, "handlelength": 1.2, "columnspacing": 1.2}
+    plots.legend_above(axes, handles, shown, columns=len(shown), **tight)
     said = f"{title}. A row for each of {', '.join(ticks.values())} over {duration:,} cycles ({', '.join(shown)})."
     for tile in tiles[1:]:
-        firsts = [
-            min(
-                (
-                    row["begin"] - start
-                    for row in rows
-                    if (row["tile"], row["role"]) == (tile, role) and row["event"] != "wait"
-                ),
-                default=None,
-            )
-            for role in ticks.values()
-        ]
-        begins = [f"{first:,} ({role})" for first, role in zip(firsts, ticks.values()) if first is not None]
-        said += f" Tile {tile} begins at cycle {', '.join(begins)}."
+        worked = [row for row in rows if row["tile"] == tile and row["event"] != "wait"]
+        begins = [[row["begin"] - start for row in worked if row["role"] == role] for role in ticks.values()]
+        firsts = [f"{min(each):,} ({role})" for each, role in zip(begins, ticks.values()) if each]
+        said += f" Tile {tile} begins at cycle {', '.join(firsts)}."
     return figure.describe(said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, candidates, predict_us, rejection
@@ -19,23 +20,15 @@ MOST_STAGES = 10
 def grid() -> list[WgmmaConfig]:
     """Return the configurations that are swept: tiles, stages, clusters and rasters of the persistent kernel."""
     tiles = (128, 128), (128, 160), (128, 192), (128, 208), (128, 224), (128, 256), (256, 128)
-    return [
-        WgmmaConfig(
-            "specialised",
-            rows,
-            columns,
-            stages,
-            consumers=2,
-            cluster=cluster,
-            persistent=True,
-            pdl=True,
-            epilogue_subtile=4 if rows * columns == 1 << 15 else 1,
-            group_m=group,
-        )
-        for (rows, columns), stages, cluster, group in itertools.product(
-            tiles, (2, 3, 4, 6), (1, 2), (1, 4, 16)
-        )
-    ]
+    found, usual = [], {"consumers": 2, "persistent": True, "pdl": True}
+    for tile, stages, cluster, group in itertools.product(tiles, (2, 3, 4, 6), (1, 2), (1, 4, 16)):
+        fields = {
+            "cluster": cluster,
+            "group_m": group,
+            "epilogue_subtile": 4 if math.prod(tile) == 1 << 15 else 1,
+        }
+        found.append(WgmmaConfig("specialised", *tile, stages, **usual, **fields))
+    return found
 
 
 def _with_most_stages(**fields) -> WgmmaConfig | None:
@@ -70,18 +63,9 @@ def tuned_configs() -> tuple[WgmmaConfig, ...]:
     widths = {128: (64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256), 256: (64, 96, 112, 128)}
     for block_m, block_n in ((rows, columns) for rows in widths for columns in widths[rows]):
         rasters = (4, 16) if block_m * block_n >= 128 * 192 else (8,)
-        found += [
-            persistent(
-                block_m=block_m,
-                block_n=block_n,
-                consumers=2,
-                cluster=cluster,
-                group_m=group,
-                epilogue_subtile=4 if block_m == 256 and block_n == 128 else subtiles.get(block_n, 1),
-            )
-            for cluster in (1, 2)
-            for group in rasters
-        ]
+        parts = 4 if block_m == 256 and block_n == 128 else subtiles.get(block_n, 1)
+        tile = {"block_m": block_m, "block_n": block_n, "consumers": 2, "epilogue_subtile": parts}
+        found += [persistent(cluster=each, group_m=group, **tile) for each in (1, 2) for group in rasters]
     # Tiles of three consumers, and of 256 rows and up to 192 columns: large ones that cover some shapes in one wave.
     large = functools.partial(_with_fitting_parts, kernel="specialised", persistent=True)
     for cluster, group in ((1, 8), (2, 4), (2, 16)):

@@ -52,14 +52,10 @@ CONFIGS = {
     "128 × 256, persistent": STEPS["raster"],
 }
 # These kernels are timed with and without stamps, and profiled.
-MEASURED = {
-    "1 stage": CONFIGS["1 stage"],
-    "4 stages": CONFIGS["4 stages"],
-    "one consumer": dataclasses.replace(STEPS["warp_specialized"], persistent=True, group_m=4),
-    "producer, 2 stages": CONFIGS["producer, 2 stages"],
-    "producer, 4 stages": CONFIGS["producer, 4 stages"],
-    "128 × 256, persistent": CONFIGS["128 × 256, persistent"],
-}
+_ONE_CONSUMER = dataclasses.replace(STEPS["warp_specialized"], persistent=True, group_m=4)
+MEASURED = (
+    {name: CONFIGS[name] for name in ("1 stage", "4 stages")} | {"one consumer": _ONE_CONSUMER} | CONFIGS
+)
 
 
 # The GPU's timer advances in steps of 32 ns or more, so a shorter time says too little about the clock.
@@ -237,18 +233,9 @@ def record_config(name: str, config: WgmmaConfig, cold: bool = False) -> list[di
 
 def source() -> str:
     """Return the hash of the code that is measured: the kernel, its configurations, and the recorder."""
-    return provenance.source_hash(
-        wgmma_gemm.SOURCE,
-        wgmma_gemm.SOURCE.with_name("configs.py"),
-        tensor_map,
-        read_stamps,
-        prepare_recorder,
-        record_stamps,
-        record_config,
-        find_product_cycles,
-        _two_consumers,
-        AloneConfig,
-    )
+    kernel = (wgmma_gemm.SOURCE, wgmma_gemm.SOURCE.with_name("configs.py"), tensor_map, AloneConfig)
+    recorder = (read_stamps, prepare_recorder, record_stamps, record_config, find_product_cycles)
+    return provenance.source_hash(*kernel, *recorder, _two_consumers)
 
 
 experiment = functools.partial(results.experiment, source=source, can_run=experiments.has_wgmma)
@@ -258,16 +245,11 @@ experiment = functools.partial(results.experiment, source=source, can_run=experi
 def measure_timeline():
     """Record one CTA of each of CONFIGS at 4096 x 4096 x 1024. A row holds a recording, up to its second tile."""
     compile_recorders(CONFIGS.values())
-    recordings = [record_config(name, config)[0] for name, config in CONFIGS.items()]
-    return [
-        {
-            "name": each["name"],
-            "status": "ok",
-            "idle_share": timeline.find_idle_share(each),
-            "recording": timeline.keep_tiles(each, TILES_SHOWN),
-        }
-        for each in recordings
-    ]
+    rows = []
+    for each in (record_config(name, config)[0] for name, config in CONFIGS.items()):
+        row = {"name": each["name"], "status": "ok", "idle_share": timeline.find_idle_share(each)}
+        rows.append(row | {"recording": timeline.keep_tiles(each, TILES_SHOWN)})
+    return rows
 
 
 def load_recordings() -> tuple[list[dict], str]:
@@ -342,22 +324,15 @@ def draw_still(recordings: list[dict], names: list[str], until: int, origin: str
     rows = []
     for recording in (each for each in recordings if each["name"] in names):
         for event in timeline.as_rows(recording):
-            lane = (
-                recording["name"] if len(recording["lanes"]) == 1 else f"{recording['name']}: {event['lane']}"
-            )
+            lane = recording["name"] + (f": {event['lane']}" if len(recording["lanes"]) > 1 else "")
             if event["end"] <= until:
                 rows.append({**event, "role": lane, "event": event["kind"]})
-    idle = ", ".join(
-        f"{timeline.find_idle_share(each):.0%} of the time with {each['name']}"
-        for each in recordings
-        if each["name"] in names
-    )
-    picture = figures.draw_timeline(
-        rows, title=f"What one CTA does in its first {until:,} cycles", source=origin
-    )
-    picture.axes[0].set_xlabel(
-        "cycles since the first bar began; the number in a bar is its step", fontsize=8
-    )
+    shares = {each["name"]: timeline.find_idle_share(each) for each in recordings if each["name"] in names}
+    idle = ", ".join(f"{share:.0%} of the time with {name}" for name, share in shares.items())
+    title = f"What one CTA does in its first {until:,} cycles"
+    picture = figures.draw_timeline(rows, title=title, source=origin)
+    units = "cycles since the first bar began; the number in a bar is its step"
+    picture.axes[0].set_xlabel(units, fontsize=8)
     return picture.describe(
         f"A row for each warp role of one CTA in its first {until:,} cycles: its loads, waits, products and stores. "
         f"The clock begins with the first bar. Over the whole recording the tensor core is idle for {idle}."
@@ -429,27 +404,15 @@ def measure_idle():
     for (name, config), row, recordings in zip(MEASURED.items(), counted, recorded):
         # The CTAs of one SM follow each other. The profiler does not count the cycles between two CTAs.
         length = sum(recording["length"] for recording in recordings)
-        idle = sum(timeline.find_idle_share(each) * each["length"] for each in recordings) / length
-        alone = (
-            sum(timeline.find_share_without_products(each) * each["length"] for each in recordings) / length
+        idle, alone = (
+            sum(find(each) * each["length"] for each in recordings) / length
+            for find in (timeline.find_idle_share, timeline.find_share_without_products)
         )
         by_profiler = 1 - row["busy_percent"] / 100
-        rows.append(
-            {
-                "name": name,
-                "config": str(config),
-                "shape": list(SHAPE),
-                "status": "ok",
-                "ctas": len(recordings),
-                "idle": idle,
-                "without_products": alone,
-                "idle_profiler": by_profiler,
-                "points": 100 * (idle - by_profiler),
-                "cycles": length,
-                "active_cycles": row["active_cycles"],
-                "us": row["ns"] / 1e3,
-            }
-        )
+        found = {"name": name, "config": str(config), "shape": list(SHAPE), "status": "ok"}
+        found |= {"ctas": len(recordings), "idle": idle, "without_products": alone}
+        found |= {"idle_profiler": by_profiler, "points": 100 * (idle - by_profiler), "cycles": length}
+        rows.append(found | {"active_cycles": row["active_cycles"], "us": row["ns"] / 1e3})
     return rows
 
 

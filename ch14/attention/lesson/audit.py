@@ -19,11 +19,8 @@ from tilelab.runtime import build, device, provenance
 
 LENGTHS = (1024, 4096, 8192)  # with 16,384 tokens and 2,048 features in all
 # Groups of queries share a key head, as in models with 8 and with 4 key heads.
-GROUPED = [
-    (4, 32, 8, 4096, 4096, 128, True),
-    (1, 32, 4, 16384, 16384, 128, True),
-    (4, 64, 8, 4096, 4096, 64, True),
-]
+GROUPED = [(4, 32, 8, 4096, 4096, 128, True), (1, 32, 4, 16384, 16384, 128, True)]
+GROUPED += [(4, 64, 8, 4096, 4096, 64, True)]
 
 
 def verify(candidate: Callable, case, peer: str) -> dict:
@@ -42,10 +39,8 @@ def verify(candidate: Callable, case, peer: str) -> dict:
     except Exception as error:  # a library may refuse this GPU, or fail to compile
         return {"status": "failed", "reason": f"{type(error).__name__}: {device.first_line(error)[:200]}"}
     peer_result = experiments.run_backend(peer, case[-1], q, k, v)
-    row = {
-        "error": check.relative_error(result, wanted),
-        "peer_error": check.relative_error(peer_result, wanted),
-    }
+    row = {"error": check.relative_error(result, wanted)}
+    row["peer_error"] = check.relative_error(peer_result, wanted)
     tolerance = 1.5 * max(row["peer_error"], check.TOLERANCE[q.dtype] / 2)
     reason = "" if row["error"] <= tolerance else f"error {row['error']:.1e} is above {tolerance:.1e}"
     return {"status": "wrong" if reason else "ok", "reason": reason, **row, "tolerance": tolerance}
@@ -118,20 +113,14 @@ def compare_with_peers():
     apart from the fast ones because they let the chip cool down.
     """
     here, cases = device.current(), (*CASES, (*experiments.LONG, False))
-    build.compile_ahead(
-        list(
-            {
-                (config, case[5:]): experiments.job(config, here.target, *case[5:])
-                for case in cases
-                for config in [best_config(case[5], here.target, case, here.sms)]
-            }.values()
-        )
-    )
+    jobs = {}
+    for case in cases:
+        config = best_config(case[5], here.target, case, here.sms)
+        jobs[config, case[5:]] = experiments.job(config, here.target, *case[5:])
+    build.compile_ahead(list(jobs.values()))
     flash_4, rows = peers.find("flash_attention_4"), []
     for case in cases:
         rows += compare_case(case, flash_4, rounds=12, warm_s=0.2)
     slow = {"flash": experiments.prepare_sdpa("flash", False), "eager": experiments.prepare_eager(False)}
-    return rows + [
-        row | experiments.label(case, row["name"])
-        for row in experiments.compare_with_cudnn(slow, case, rounds=8)[1:]
-    ]
+    timed = experiments.compare_with_cudnn(slow, case, rounds=8)[1:]
+    return rows + [row | experiments.label(case, row["name"]) for row in timed]

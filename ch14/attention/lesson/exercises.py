@@ -151,8 +151,33 @@ def define_kernels() -> dict:
 def check_kernel(prepare: Callable) -> None:
     """Raise AssertionError unless a version is right on every shape."""
     lesson.require_written(triton_cell.record_launch(prepare, make_inputs(CASES["cpu"][0], "cpu")).kernel)
-    fault = check_attention(prepare)
+    fault = check_attention(prepare) or _check_extremes(prepare)
     assert not fault, fault
+
+
+def _check_extremes(prepare: Callable) -> str:
+    """Run a version where scores that a mask removes are far above the others; return "" or what is wrong.
+
+    A maximum that is too high by 200 makes every weight 0 in float32. Missing keys have the score 0.
+    """
+
+    def make(case, where, slope):
+        q, k, v, out = make_inputs(case, where)
+        step = torch.linspace(-1, 1, k.shape[2], device=where)[:, None] if slope else -1
+        return [q / 8 + 1, k / 8 + (20 * step), v, out]
+
+    for causal, slope, said in ((False, False, "scores of about -200"), (True, True, "rising scores")):
+        where = "cuda" if device.current().has_tma else "cpu"
+        fault = lesson.check_launch(
+            functools.partial(prepare, causal=causal),
+            {where: CASES[where][:2]},
+            lambda case, where, slope=slope: [each.bfloat16() for each in make(case, where, slope)],
+            functools.partial(attention.spec, is_causal=causal),
+            where=where,
+        )
+        if fault:
+            return f"{said}, {'causal, ' * causal}{fault}"
+    return ""
 
 
 def check_producer(load_blocks, with_producer) -> None:
@@ -200,15 +225,33 @@ def check_merge(merge) -> None:
     """Raise AssertionError unless the Triton kernel `merge` puts two parts together."""
     lesson.require_written(merge)
     where = "cuda" if device.current().has_tma else "cpu"
-    for rows, split, factor in ((16, 30, 1), (48, 5, 9), (32, 80, 0.1)):
+    # Rows, keys of the first part, and what is added to the keys of both: scores and maxima of about ± 200 and ± 400.
+    for rows, split, first, second in (
+        (16, 30, 0, 0),
+        (48, 5, 17, 17),
+        (32, 80, -17, -17),
+        (16, 45, 17, 16.9),
+        (16, 45, 35, -35),
+        (32, 45, -35, 35),
+    ):
         q, k, v = (torch.randn(length, 64, device=where) for length in (rows, 90, 90))
-        k[split:] *= factor
+        q, k = q / 8 + 1, k * 2
+        k[:split] += first
+        k[split:] += second
         parts = [*attend_to_part(q, k[:split], v[:split]), *attend_to_part(q, k[split:], v[split:])]
-        out = torch.full((rows, 64), float("nan"), device=where)
-        merge[rows // 16,](*parts, out, BLOCK=16, D=64)
+        memory = lesson.LaunchMemory([*parts, torch.full((rows, 64), float("nan"), device=where)])
+
+        def run(*tensors, rows=rows):
+            merge[rows // 16,](*tensors, BLOCK=16, D=64)
+
+        fault = lesson.run_launch(memory, run)
         wanted = attention.spec(*(each[None, None] for each in (q, k, v)))[0, 0]
-        error = checks.relative_error(out, wanted)
-        assert error < 1e-3, f"with {split} and {90 - split} keys, the relative error is {error:.1e}"
+        error = checks.relative_error(memory.tensors[-1], wanted)
+        said = f"where the maxima are about {parts[1].mean():.0f} and {parts[4].mean():.0f}"
+        assert not fault, f"{said}, {fault}"
+        assert error < 1e-3, f"{said}, the relative error is {error:.1e}"
+        fault = memory.find_damage()
+        assert not fault, f"{said}, {fault}"
 
 
 CHECKS = {

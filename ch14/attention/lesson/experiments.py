@@ -21,18 +21,10 @@ from tilelab.records import results
 from tilelab.runtime import build, device, provenance
 
 LONG = (4, 16, 16, 8192, 8192, 128)  # the headline: batch 4, 16 heads of 128
-RAGGED = [
-    (1, 2, 1, 256, 256, 128),
-    (2, 4, 2, 333, 333, 128),
-    (1, 4, 1, 1000, 700, 64),
-    (2, 2, 2, 129, 1025, 128),
-    (1, 3, 3, 1, 1, 64),
-    (1, 2, 2, 65, 3, 128),
-    (3, 5, 1, 511, 640, 64),
-    (1, 8, 2, 2048, 2048, 128),
-    (4, 16, 4, 700, 700, 128),
-    (6, 12, 3, 391, 391, 64),
-]  # the last two have more tiles than an H200 has SMs
+RAGGED = [(1, 2, 1, 256, 256, 128), (2, 4, 2, 333, 333, 128), (1, 4, 1, 1000, 700, 64)]
+RAGGED += [(2, 2, 2, 129, 1025, 128), (1, 3, 3, 1, 1, 64), (1, 2, 2, 65, 3, 128)]
+RAGGED += [(3, 5, 1, 511, 640, 64), (1, 8, 2, 2048, 2048, 128)]
+RAGGED += [(4, 16, 4, 700, 700, 128), (6, 12, 3, 391, 391, 64)]  # more tiles than an H200 has SMs
 BACKENDS = {
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -44,10 +36,8 @@ BACKENDS = {
 def make_inputs(case, dtype=torch.bfloat16, where="cuda") -> list[torch.Tensor]:
     """Return random q, k, v, and memory for the output."""
     b, h, hk, s, t, d, _ = case
-    q, k, v = (
-        torch.randn(b, heads, length, d, device=where).to(dtype)
-        for heads, length in ((h, s), (hk, t), (hk, t))
-    )
+    shapes = ((b, h, s, d), (b, hk, t, d), (b, hk, t, d))
+    q, k, v = (torch.randn(*shape, device=where).to(dtype) for shape in shapes)
     return [q, k, v, torch.empty_like(q)]
 
 
@@ -110,13 +100,8 @@ def verify(config: str | AttentionConfig, case, dtype=torch.bfloat16) -> dict:
     error, peer_error = (check.relative_error(result, wanted) for result in (flat.view(q.shape), peer))
     tolerance = 1.5 * max(peer_error, check.TOLERANCE[dtype] / 2)
     reason = touched() or (f"error {error:.1e} is above {tolerance:.1e}" if not error <= tolerance else "")
-    return {
-        "status": "wrong" if reason else "ok",
-        "reason": reason,
-        "error": error,
-        "peer_error": peer_error,
-        "tolerance": tolerance,
-    }
+    errors = {"error": error, "peer_error": peer_error, "tolerance": tolerance}
+    return {"status": "wrong" if reason else "ok", "reason": reason, **errors}
 
 
 def count_flops(case) -> float:
@@ -128,13 +113,8 @@ def count_flops(case) -> float:
 
 def label(case, name: str, config: AttentionConfig | None = None) -> dict:
     """Return the fields of a row that name its case."""
-    return {
-        "name": name,
-        "config": str(config or ""),
-        "shape": list(case[:6]),
-        "causal": case[6],
-        "dtype": "bf16",
-    }
+    names = {"name": name, "config": str(config or "")}
+    return names | {"shape": list(case[:6]), "causal": case[6], "dtype": "bf16"}
 
 
 def compare_with_cudnn(candidates: dict, case, **timing) -> list[dict]:
@@ -179,14 +159,13 @@ def ladder_here(d: int) -> dict[str, AttentionConfig]:
 def compile_ladder(*dtypes: str) -> None:
     """Compile every step for both head dimensions, with and without a mask, on all CPUs."""
     target = device.current().target
-    build.compile_ahead(
-        [
-            job(config, target, d, causal, dtype)
-            for dtype, d, causal in itertools.product(dtypes, HEAD_DIMS, (False, True))
-            for name, config in ladder_here(d).items()
-            if name != "persistent"
-        ]
-    )  # only its grid differs from the step before it
+    jobs = [
+        job(config, target, d, causal, dtype)
+        for dtype, d, causal in itertools.product(dtypes, HEAD_DIMS, (False, True))
+        for name, config in ladder_here(d).items()
+        if name != "persistent"  # only its grid differs from the step before it
+    ]
+    build.compile_ahead(jobs)
 
 
 def check_correctness() -> list[dict]:
@@ -213,6 +192,12 @@ def check_correctness() -> list[dict]:
     ]
 
 
+def prepare_right(steps: dict[str, AttentionConfig], checks: dict[str, dict], causal: bool) -> dict:
+    """Return a candidate of `compare_with_cudnn` for each step whose check is ok."""
+    right = {name: config for name, config in steps.items() if checks[name]["status"] == "ok"}
+    return {name: prepare_attention(config, causal) for name, config in right.items()}
+
+
 @experiment("ch14_attention_ladder")
 def measure_ladder():
     """Check and time every step at the headline shape, with and without a mask, beside torch's backends."""
@@ -222,33 +207,22 @@ def measure_ladder():
         case = (*LONG, causal)
         steps = ladder_here(case[5])
         checks = {name: verify(config, case) for name, config in steps.items()}
-        right = {
-            name: prepare_attention(config, causal)
-            for name, config in steps.items()
-            if checks[name]["status"] == "ok"
-        }
-        peer, *timed = compare_with_cudnn(right, case)
+        peer, *timed = compare_with_cudnn(prepare_right(steps, checks, causal), case)
         timed = {row["name"]: row for row in timed}
         # The slow backends are timed apart: they leave the tensor core idle, so the chip cools down and raises the
         # clock for the kernel that follows them.
-        slow = {name: prepare_sdpa(name, causal) for name in ("flash", "efficient")} | {
-            "eager": prepare_eager(causal)
-        }
+        slow = {name: prepare_sdpa(name, causal) for name in ("flash", "efficient")}
+        slow["eager"] = prepare_eager(causal)
         others = compare_with_cudnn(slow, case, rounds=8)
         rows += [row | label(case, row["name"]) for row in (*others[:0:-1], peer)]
         rows += [label(case, name, step) | checks[name] | timed.get(name, {}) for name, step in steps.items()]
     return rows
 
 
-SHAPES = [
-    (16384 // s, 2048 // d, 2048 // d, s, s, d) for d in (64, 128) for s in (1024, 2048, 4096, 8192, 16384)
-]
-OTHERS = [
-    (4, 32, 8, 4096, 4096, 128),
-    (1, 32, 4, 16384, 16384, 128),
-    (2, 16, 2, 3000, 3000, 128),
-    (8, 16, 16, 577, 577, 64),
-]
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+SHAPES = [(16384 // s, 2048 // d, 2048 // d, s, s, d) for d in (64, 128) for s in LENGTHS]
+OTHERS = [(4, 32, 8, 4096, 4096, 128), (1, 32, 4, 16384, 16384, 128)]
+OTHERS += [(2, 16, 2, 3000, 3000, 128), (8, 16, 16, 577, 577, 64)]
 
 
 @experiment("ch14_attention_shapes")
@@ -281,35 +255,25 @@ def measure_small_head():
     named = {"plain": steps["plain"]}
     if "four groups" in steps:
         named |= {"two groups": steps["persistent"], "four groups": steps["four groups"]}
-    build.compile_ahead(
-        [job(config, here.target, 64, causal) for config in named.values() for causal in (False, True)]
-    )
+    masks = (False, True)
+    build.compile_ahead([job(config, here.target, 64, mask) for config in named.values() for mask in masks])
     for case in SMALL_HEAD:
         ragged = (2, 6, 3, 391, 391, 64, case[-1])
         checks = {name: verify(config, ragged) for name, config in named.items()}
-        right = {
-            name: prepare_attention(config, case[-1])
-            for name, config in named.items()
-            if checks[name]["status"] == "ok"
-        }
+        right = prepare_right(named, checks, case[-1])
         peer, *timed = compare_with_cudnn(right, case, rounds=8, warm_s=0.1)
         found = {row["name"]: row for row in timed}
         rows.append(peer | label(case, peer["name"]))
-        rows += [
-            label(case, name, config)
-            | checks[name]
-            | found.get(name, {})
-            | {"tiles": case[0] * case[1] * -(-case[3] // config.block_m)}
-            for name, config in named.items()
-        ]
+        for name, config in named.items():
+            tiles = {"tiles": case[0] * case[1] * -(-case[3] // config.block_m)}
+            rows.append(label(case, name, config) | checks[name] | found.get(name, {}) | tiles)
     return rows
 
 
 def sanitizer_cases() -> None:
     """Run every step on small and ragged cases, for a sanitizer to watch; AssertionError if a result is wrong."""
-    for shape, causal in itertools.product(
-        ((1, 2, 1, 200, 390, 128), (1, 140, 1, 130, 130, 64)), (False, True)
-    ):
+    shapes = ((1, 2, 1, 200, 390, 128), (1, 140, 1, 130, 130, 64))
+    for shape, causal in itertools.product(shapes, (False, True)):
         for name, config in ladder_here(shape[5]).items():
             row = verify(config, (*shape, causal))
             assert row["status"] == "ok", f"{name} {shape}: {row['reason']}"
@@ -327,11 +291,8 @@ def run_sanitizers():
     known = {f"Read access at attention_hopper_kernel+{offset}" for offset in _find_role_reads()}
     for row in rows:
         if row.get("races") and set(row["races"]) <= known:
-            row |= {
-                "status": "ok",
-                "reason": f"{row['reason'].rpartition(': ')[2]}, all of the byte that tells a warp "
-                "its role, which barriers of the whole block order",
-            }
+            why = "all of the byte that tells a warp its role, which barriers of the whole block order"
+            row |= {"status": "ok", "reason": f"{row['reason'].rpartition(': ')[2]}, {why}"}
     return rows
 
 
@@ -340,14 +301,12 @@ def _find_role_reads() -> set[str]:
     target = device.current().target
     jobs = [
         job(config, target, d, causal)
-        for d in HEAD_DIMS
-        for causal in (False, True)
+        for d, causal in itertools.product(HEAD_DIMS, (False, True))
         for config in ladder_here(d).values()
         if config.kernel == "hopper"
     ]
-    pattern = (
-        r"BAR\.SYNC\S* 0x1 ;(?:(?!BAR\.)[\s\S]){0,900}?/\*(\w+)\*/\s+LDS\.U8 (?:(?!EXIT)[\s\S]){0,2400}? BRX "
-    )
+    pattern = r"BAR\.SYNC\S* 0x1 ;(?:(?!BAR\.)[\s\S]){0,900}?/\*(\w+)\*/\s+LDS\.U8 "
+    pattern += r"(?:(?!EXIT)[\s\S]){0,2400}? BRX "
     found = {offset for report in build.build(jobs) for offset in re.findall(pattern, report.sass)}
     return {f"0x{int(offset, 16):x}" for offset in found}
 

@@ -7,14 +7,8 @@ import itertools
 
 from ch14.attention import AttentionConfig, configs, job
 from ch14.attention.configs import HEAD_DIMS, rejection
-from ch14.attention.lesson.experiments import (
-    choose_peer,
-    compare_with_cudnn,
-    experiment,
-    prepare_attention,
-    source,
-    verify,
-)
+from ch14.attention.lesson import experiments
+from ch14.attention.lesson.experiments import compare_with_cudnn, prepare_attention, verify
 from tilelab.sweeps.space import Roofline, Space, load_ceiling
 from tilelab.sweeps.sweep import Sweep
 
@@ -56,10 +50,8 @@ class AttentionSpace(Space):
     def check_shape(self):
         shape = self.shape
         if len(shape) != 4 or min(shape) < 1 or shape[3] not in HEAD_DIMS or shape[2] > 2**16:
-            raise ValueError(
-                "a shape is BATCH,HEADS,LENGTH,D with a length up to 65,536 and D 64 or 128; it is "
-                f"{str(shape)[:60]}."
-            )
+            form = "BATCH,HEADS,LENGTH,D with a length up to 65,536 and D 64 or 128"
+            raise ValueError(f"a shape is {form}; it is {str(shape)[:60]}.")
 
     @property
     def case(self) -> tuple:
@@ -69,7 +61,7 @@ class AttentionSpace(Space):
 
     @classmethod
     def source(cls):
-        return source()
+        return experiments.source()
 
     def reject(self, config):
         return rejection(config, self.target)
@@ -78,7 +70,7 @@ class AttentionSpace(Space):
         return job(config, self.target, self.shape[3], self.causal)
 
     def warm_up(self):
-        choose_peer(self.case)
+        experiments.choose_peer(self.case)
         return {}
 
     def measure(self, config):
@@ -102,11 +94,8 @@ class AttentionSpace(Space):
         )
 
 
-@experiment("ch14_attention_sweep")
+@experiments.experiment("ch14_attention_sweep")
 def measure_sweep():
     """Measure every configuration of `grid` at 4096 tokens, for head dimensions 64 and 128."""
-    return [
-        row
-        for shape in ((4, 32, 4096, 64), (4, 16, 4096, 128))
-        for row in Sweep(grid(), AttentionSpace(shape)).finish()
-    ]
+    spaces = (AttentionSpace(shape) for shape in ((4, 32, 4096, 64), (4, 16, 4096, 128)))
+    return [row for space in spaces for row in Sweep(grid(), space).finish()]

@@ -207,14 +207,8 @@ def measure_timeline():
             said = (done.stdout + done.stderr).strip().splitlines() or [f"exit status {done.returncode}"]
             return [{**row, "status": "failed", "reason": said[-1][:300]}]
         recording = json.loads(path.read_text())
-    return [
-        {
-            **row,
-            "status": "ok",
-            "idle_share": timeline.find_idle_share(recording),
-            "recording": timeline.keep_tiles(recording, 2),
-        }
-    ]
+    row |= {"status": "ok", "idle_share": timeline.find_idle_share(recording)}
+    return [row | {"recording": timeline.keep_tiles(recording, 2)}]
 
 
 def load_recording() -> tuple[dict, str]:

@@ -5,6 +5,7 @@ The options are the same as in CUTLASS's example, which the field note uses.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -46,27 +47,23 @@ def _complete(options: cli.Options) -> None:
             "Float32 scales go over 128 elements of Float8E4M3FN, and no other scales do; these are "
             f"{options.sf_dtype} over {options.sf_vec_size} of {options.ab_dtype}."
         )
+    tile = (options.mma_tiler_mn, options.cluster_shape_mn)
     planned = FP8_PLAN if given == FP8 else given
-    options.choice = smem_planner.Blackwell(
-        options.mma_tiler_mn, options.cluster_shape_mn, *planned, c_dtype=options.c_dtype
-    )
-    options.forms = (
-        blockscaled.PAIR if given == FP8 else (mx_formats.format_with_kernels(FORMS[given]).name,) * 2
-    )
+    options.choice = smem_planner.Blackwell(*tile, *planned, c_dtype=options.c_dtype)
+    options.forms = blockscaled.PAIR
+    if given != FP8:
+        options.forms = (mx_formats.format_with_kernels(FORMS[given]).name,) * 2
     options.form = options.forms[0]
     require_one_of("c_dtype of a kernel that runs (smem_planner plans more)", options.c_dtype, C_DTYPES)
     if given == FP8 and options.c_dtype != "BFloat16":
         raise ValueError(f"c_dtype is {options.c_dtype}; with Float32 scales C is BFloat16.")
     if options.mnkl[2] % options.sf_vec_size:
-        raise ValueError(
-            f"K of --mnkl is {options.mnkl[2]}; it must be a multiple of --sf_vec_size ({options.sf_vec_size})."
-        )
+        unit = f"a multiple of --sf_vec_size ({options.sf_vec_size})"
+        raise ValueError(f"K of --mnkl is {options.mnkl[2]}; it must be {unit}.")
     options.timed = options.benchmark_mode or options.use_baseline
     if options.kernel == "naive" and options.use_baseline:
-        raise ValueError(
-            "--kernel naive is the baseline: a kernel compared with itself shows the noise of the clock, "
-            "not a speedup; leave out one of --kernel naive and --use_baseline."
-        )
+        why = "a kernel compared with itself shows the noise of the clock; leave out one of the two"
+        raise ValueError(f"--kernel naive is what --use_baseline times: {why}.")
     if options.target and (options.benchmark_mode or options.skip_ref_check):
         raise ValueError("--target only compiles and plans: leave out --benchmark_mode and --skip_ref_check.")
     if options.skip_ref_check and not options.timed:
@@ -80,27 +77,21 @@ def _complete(options: cli.Options) -> None:
 
 def _describe_tile(options: cli.Options, config: str) -> str:
     """Return a sentence that says why the requested tile does not apply to a kernel of the course."""
-    tile, cluster = (
-        "{} x {}".format(*pair) for pair in (options.choice.mma_tiler_mn, options.choice.cluster_shape_mn)
-    )
+    choice = options.choice
+    tile, cluster = ("{} x {}".format(*pair) for pair in (choice.mma_tiler_mn, choice.cluster_shape_mn))
     return (
         f"A tile of {tile} and a cluster of {cluster} are CUTLASS's words for a tcgen05 kernel; they do not apply "
         f"to this one, whose tile is its own: {config}."
     )
 
 
-def _choose_dot_scaled(
-    options: cli.Options, kernel: str, target: str
-) -> tuple[native.NativeConfig, str, str]:
+def _choose_dot_scaled(options: cli.Options, kernel: str, target: str) -> tuple:
     """Return a configuration, with the requested tile if possible, a sentence about it, and why it cannot run."""
     every = native.configs(options.form, target, kernel).values()
-    asked = [
-        config
-        for config in every
-        if kernel == "native"
-        and options.choice.cluster_shape_mn == (1, 1)
-        and (config.block_m, config.block_n) == options.choice.mma_tiler_mn
-    ]  # 256 rows are two CTAs' in CUTLASS
+    asked = []
+    if kernel == "native" and options.choice.cluster_shape_mn == (1, 1):  # 256 rows are two CTAs' in CUTLASS
+        tile = options.choice.mma_tiler_mn
+        asked = [config for config in every if (config.block_m, config.block_n) == tile]
     for config in asked or every:
         report = native.compile_config(options.form, config, target, C_DTYPES[options.c_dtype])
         if not (reason := native.rejection(report, options.form, config)):
@@ -138,15 +129,11 @@ def _jobs(options: cli.Options, kernel: str, target: str) -> tuple[list[build.Jo
     if kernel in ("native", "naive"):
         config, sentence, _ = _choose_dot_scaled(options, kernel, target)
         return [native.job(config, target, options.form, out=c)], sentence
-    jobs = (
-        emulated.jobs(options.form, target, mnk, c)
-        if kernel == "emulated"
-        else [
-            fp8_gemm.job(
-                fp8_gemm.find_best(*mnk, device.current().sms or device.KNOWN["H200"].sms)[0], target
-            )
-        ]
-    )
+    if kernel == "emulated":
+        jobs = emulated.jobs(options.form, target, mnk, c)
+    else:
+        best, *_ = fp8_gemm.find_best(*mnk, device.current().sms or device.KNOWN["H200"].sms)
+        jobs = [fp8_gemm.job(best, target)]
     return jobs, _describe_tile(options, jobs[-1].name)
 
 
@@ -154,12 +141,8 @@ def _describe_rows(options: cli.Options, rows: list[dict], *sentences: str) -> l
     """Add format, shape and a `note` of the sentences to the rows, and print the note where the output is no JSON."""
     sentences = [each.strip() for each in sentences if each.strip()]
     options.say(*sentences)
-    about = {
-        "format": " x ".join(dict.fromkeys(options.forms)),
-        "shape": list(options.mnkl),
-        "c_dtype": options.c_dtype,
-        "note": " ".join(sentences),
-    }
+    about = {"format": " x ".join(dict.fromkeys(options.forms)), "shape": list(options.mnkl)}
+    about |= {"c_dtype": options.c_dtype, "note": " ".join(sentences)}
     return [row | about for row in rows]
 
 
@@ -174,32 +157,14 @@ def _compile(options: cli.Options) -> list[dict]:
             for name in ("HGMMA", "QGMMA"):  # of bf16 and of fp8; CUDA C++ is counted in SASS
                 if made.counts.get(name):
                     instruction, count = name, made.counts[name]
-            rows.append(
-                made.row()
-                | {
-                    "name": kernel,
-                    "config": job.name,
-                    "tmem": made.tmem,
-                    "count": count,
-                    "instruction": instruction,
-                }
-            )
+            counted = {"tmem": made.tmem, "count": count, "instruction": instruction}
+            rows.append(made.row() | {"name": kernel, "config": job.name, **counted})
     planned = f"{target} has no tensor memory, so there is no stage plan: see --target sm_100a.{options.choice.remark}"
     if device.target_limits(target).has_tcgen05:
         plan = smem_planner.plan(options.choice)
-        rows.append(
-            {
-                "name": "plan",
-                "config": "CUTLASS's",
-                "target": target,
-                "ab_stages": plan.ab_stages,
-                "c_stages": plan.c_stages,
-                "smem": plan.smem_bytes,
-                "tmem": plan.tmem_columns,
-                "status": "ok" if plan.fits else "rejected",
-                "reason": plan.problem,
-            }
-        )
+        row = {"name": "plan", "config": "CUTLASS's", "target": target, "smem": plan.smem_bytes}
+        row |= {"ab_stages": plan.ab_stages, "c_stages": plan.c_stages, "tmem": plan.tmem_columns}
+        rows.append(row | {"status": "ok" if plan.fits else "rejected", "reason": plan.problem})
         planned = f"The plan is of CUTLASS's kernel. {plan.sentence}"
     return _describe_rows(options, rows, why, _jobs(options, kernels[0], target)[1], planned, missing)
 
@@ -254,9 +219,8 @@ def _time(options: cli.Options, kernels: list[str]) -> dict[str, dict]:
     (m, n, k, count), dtype = options.mnkl, C_DTYPES[options.c_dtype]
 
     def inputs():
-        made = [
-            (_operands(options, kernels), torch.empty(m, n, dtype=dtype, device="cuda")) for _ in range(count)
-        ]
+        empty = functools.partial(torch.empty, m, n, dtype=dtype, device="cuda")
+        made = [(_operands(options, kernels), empty()) for _ in range(count)]
         # The caller counts the sizes of these tensors.
         return made + [tensor for operands, out in made for tensor in (*operands[PEER], out)]
 
@@ -267,9 +231,8 @@ def _time(options: cli.Options, kernels: list[str]) -> dict[str, dict]:
 
         return prepare
 
-    found = bench.compare(
-        {name: candidate(name) for name in (PEER, *kernels)}, inputs, PEER, flops=2 * m * n * k * count
-    )
+    candidates = {name: candidate(name) for name in (PEER, *kernels)}
+    found = bench.compare(candidates, inputs, PEER, flops=2 * m * n * k * count)
     return {kernel: found[kernel].row() for kernel in kernels}
 
 
@@ -279,17 +242,14 @@ def _measure(options: cli.Options) -> list[dict]:
     device.require("has_tma", "running a block-scaled GEMM", f"{instead}, or read the records in results/")
     target = device.current().target
     kernels, (why, missing) = _choose_kernels(options, target)
-    rows = {
-        kernel: {"status": "ok", "reason": ""} if options.skip_ref_check else _verify(options, kernel)
-        for kernel in kernels
-    }
+    rows = {kernel: {"status": "ok", "reason": ""} for kernel in kernels}
+    if not options.skip_ref_check:
+        rows = {kernel: _verify(options, kernel) for kernel in kernels}
     right = [kernel for kernel, row in rows.items() if row["status"] == "ok"]
     timed = _time(options, right) if options.timed and right else {}
     jobs = {kernel: _jobs(options, kernel, target) for kernel in kernels}
-    found = [
-        {"config": jobs[kernel][0][-1].name} | row | timed.get(kernel, {}) | {"name": kernel}
-        for kernel, row in rows.items()
-    ]
+    names = {kernel: {"config": jobs[kernel][0][-1].name} for kernel in kernels}
+    found = [names[each] | row | timed.get(each, {}) | {"name": each} for each, row in rows.items()]
     return _describe_rows(options, found, options.choice.remark, why, jobs[kernels[0]][1], missing)
 
 
@@ -301,12 +261,8 @@ USUAL = smem_planner.Blackwell()
 def _option(name: str, choices: Iterable) -> cli.Option:
     """Return an option of the planner, which checks the value."""
     usual = getattr(USUAL, name)
-    return cli.Option(
-        f"{', '.join(map(str, choices))} (default {usual})",
-        default=usual,
-        type=type(usual),
-        metavar=name.upper(),
-    )
+    words = f"{', '.join(map(str, choices))} (default {usual})"
+    return cli.Option(words, default=usual, type=type(usual), metavar=name.upper())
 
 
 COMMAND = cli.Command(

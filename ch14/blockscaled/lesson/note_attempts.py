@@ -63,9 +63,8 @@ def attempt_2(choice: Blackwell) -> Blackwell:
     """Return the choice with 5 A/B stages and 4 C stages, or more of C where room is left."""
     asked = dataclasses.replace(choice, **ATTEMPT_2)
     more = dataclasses.replace(asked, c_stages=None)
-    return (
-        more if smem_planner.plan(asked).fits and smem_planner.plan(more).c_stages > asked.c_stages else asked
-    )
+    has_room = smem_planner.plan(asked).fits and smem_planner.plan(more).c_stages > asked.c_stages
+    return more if has_room else asked
 
 
 def same_kernel(one: Plan, other: Plan) -> bool:
@@ -90,15 +89,9 @@ def compute_flight(plan: Plan) -> Flight:
     step_us = _tensor_core_us(choice, choice.rows, choice.n, choice.k) * gpu.sms
     memory_bytes = gpu.peak_gbps * 1e3 * LATENCY_US / gpu.sms
     flying = max(plan.ab_stages - 1, 0)
-    return Flight(
-        step_us,
-        flying * step_us,
-        flying * plan.stage_bytes,
-        min(1.0, flying * step_us / LATENCY_US),
-        memory_bytes,
-        math.ceil(LATENCY_US / step_us) + 1,
-        math.ceil(memory_bytes / plan.stage_bytes) + 1,
-    )
+    hidden_us, in_flight = flying * step_us, flying * plan.stage_bytes
+    needed = [math.ceil(each) + 1 for each in (LATENCY_US / step_us, memory_bytes / plan.stage_bytes)]
+    return Flight(step_us, hidden_us, in_flight, min(1.0, hidden_us / LATENCY_US), memory_bytes, *needed)
 
 
 def compute_work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
@@ -113,9 +106,8 @@ def compute_work(choice: Blackwell, mnkl: tuple[int, int, int, int]) -> Work:
     operands = (m + n) * k * (choice.format.bits / 8 + 1 / choice.sf_vec_size)
     moved = batch * (operands + m * n * smem_planner.C_ITEMSIZE[choice.c_dtype])
     steps = math.ceil(k / choice.k)
-    return Work(
-        steps, tiles_per_cta * steps, batch * _tensor_core_us(choice, m, n, k), moved / gpu.peak_gbps / 1e3
-    )
+    tensor_core_us = batch * _tensor_core_us(choice, m, n, k)
+    return Work(steps, tiles_per_cta * steps, tensor_core_us, moved / gpu.peak_gbps / 1e3)
 
 
 def plan_with(choice: Blackwell, attempt) -> tuple[Plan, Plan]:
@@ -129,17 +121,10 @@ def accumulator_rows() -> list[dict]:
     for case in CASES:
         before, after = plan_with(case.choice(), attempt_1)
         verdict = "another kernel" if after.fits else f"{after.tmem_columns - COLUMNS} columns too many"
-        rows.append(
-            {
-                "test": case.name,
-                "tile": "{} × {}".format(*case.tile),
-                "before": before.choice.accumulator_scheme,
-                "with attempt 1": after.choice.accumulator_scheme,
-                "columns": after.tmem_columns,
-                "of": COLUMNS,
-                "verdict": "the same kernel" if same_kernel(before, after) else verdict,
-            }
-        )
+        verdict = "the same kernel" if same_kernel(before, after) else verdict
+        row = {"test": case.name, "tile": "{} × {}".format(*case.tile)}
+        row |= {"before": before.choice.accumulator_scheme, "with attempt 1": after.choice.accumulator_scheme}
+        rows.append(row | {"columns": after.tmem_columns, "of": COLUMNS, "verdict": verdict})
     return rows
 
 
@@ -150,23 +135,17 @@ def stage_rows() -> list[dict]:
         before, after = plans = plan_with(case.choice(), attempt_2)
         flight, load = compute_flight(before), compute_work(case.choice(), case.mnkl)
         stages = [f"{plan.ab_stages} + {plan.c_stages}" for plan in plans]
-        rows.append(
-            {
-                "test": case.name,
-                "greedy": stages[0],
-                "attempt 2": stages[1],
-                "same kernel": same_kernel(*plans),
-                "hidden us": flight.hidden_us,
-                "with attempt 2": compute_flight(after).hidden_us,
-                "stages to hide": flight.for_tensor_core,
-                "for memory": flight.for_memory,
-                "steps per tile": load.steps_per_tile,
-                "steps per CTA": load.steps_per_cta,
-                "floor us": max(load.tensor_core_us, load.memory_us),
-                "note us": case.before_us,
-                "note says": f"{case.slower:.1%} slower" if case.slower else "crash",
-            }
-        )
+        row = {
+            "test": case.name,
+            "greedy": stages[0],
+            "attempt 2": stages[1],
+            "same kernel": same_kernel(*plans),
+        }
+        row |= {"hidden us": flight.hidden_us, "with attempt 2": compute_flight(after).hidden_us}
+        row |= {"stages to hide": flight.for_tensor_core, "for memory": flight.for_memory}
+        row |= {"steps per tile": load.steps_per_tile, "steps per CTA": load.steps_per_cta}
+        row |= {"floor us": max(load.tensor_core_us, load.memory_us), "note us": case.before_us}
+        rows.append(row | {"note says": f"{case.slower:.1%} slower" if case.slower else "crash"})
     return rows
 
 
@@ -224,17 +203,10 @@ def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:
     for stages, candidates in sorted(by_stages.items()):
         row = max(candidates, key=lambda row: row["ratio"])
         (tile_m, tile_n), (m, n, k) = map(int, tile.split(" × ")), row["shape"]
-        steps = math.ceil(
-            math.ceil(m / tile_m) * math.ceil(n / tile_n) / device.KNOWN["H200"].sms
-        ) * math.ceil(k / 64)
-        found.append(
-            {
-                "stages": stages,
-                "bytes in flight": (stages - 1) * (tile_m + tile_n) * 128,
-                "ms": row["ms"],
-                "ratio": row["ratio"],
-                "step_us": row["ms"] * 1e3 / steps,
-                "model_us": max(2 * tile_m * tile_n * 64 / rates.flops, rates.latency_us / (stages - 1)),
-            }
-        )
+        waves = math.ceil(math.ceil(m / tile_m) * math.ceil(n / tile_n) / device.KNOWN["H200"].sms)
+        steps = waves * math.ceil(k / 64)
+        model_us = max(2 * tile_m * tile_n * 64 / rates.flops, rates.latency_us / (stages - 1))
+        in_flight, step_us = (stages - 1) * (tile_m + tile_n) * 128, row["ms"] * 1e3 / steps
+        shown = {"stages": stages, "bytes in flight": in_flight, "ms": row["ms"], "ratio": row["ratio"]}
+        found.append(shown | {"step_us": step_us, "model_us": model_us})
     return found

@@ -6,6 +6,7 @@ planner_widget.Planner()  # in a notebook; planner_widget.Planner("sm_90a") for 
 
 from __future__ import annotations
 
+import functools
 import html
 
 import ipywidgets as widgets
@@ -20,7 +21,7 @@ from tilelab.records import results
 from tilelab.runtime.operands import require_one_of
 
 BLUE, ORANGE, GREEN, PINK, RED, SKY = map(
-    plots.colour, ("best", "proposed", "predicted", "plain", "conservative", "roles")
+    plots.colour, "best proposed predicted plain conservative roles".split()
 )
 TONES = {"A": BLUE, "B": ORANGE, "SFA": PINK, "SFB": PINK}
 LEGEND = (("A", BLUE), ("B", ORANGE), ("scales", PINK), ("C", GREEN), ("barriers", plots.GREY))
@@ -43,26 +44,16 @@ def _bar(axes, y: float, height: float, parts, capacity: int, unit: str) -> None
     if used > capacity:
         excess = min(BAR * (used - capacity) / capacity, WIDTH - LEFT - BAR - 0.03)
         box(axes, LEFT + BAR, y, excess, height, "white", RED, hatch="/////", linewidth=1)
-    tone = RED if used > capacity else "black"
-    write(
-        axes,
-        LEFT - 0.08,
-        y + height / 2,
-        f"{used:,} of\n{capacity:,} {unit}",
-        "right",
-        color=tone,
-        linespacing=1.1,
-    )
+    look = {"color": RED if used > capacity else "black", "linespacing": 1.1}
+    write(axes, LEFT - 0.08, y + height / 2, f"{used:,} of\n{capacity:,} {unit}", "right", **look)
 
 
 def _smem_bar(axes, y: float, plan: Plan, height: float = 0.3) -> None:
     """Draw shared memory, stage after stage. A stage of A/B is A, B and its scale factors."""
     parts = [(plots.GREY, plan.smem["barriers"], "")]
     for stage in range(plan.ab_stages):
-        parts += [
-            (TONES[name], size, f"{name}{stage}" if name in "AB" else "")
-            for name, size in plan.choice.stage_parts().items()
-        ]
+        for name, size in plan.choice.stage_parts().items():
+            parts.append((TONES[name], size, f"{name}{stage}" if name in "AB" else ""))
     parts += [(GREEN, plan.choice.c_stage_bytes(), f"C{stage}") for stage in range(plan.c_stages)]
     _bar(axes, y, height, parts, plan.capacity, "B")
 
@@ -75,21 +66,11 @@ def _tmem_bar(axes, y: float, choice: Blackwell, height: float = 0.3) -> None:
     shared = count * n - sums
     parts = [(SKY, n - shared, "accumulator 0"), (SKY, shared, "")]
     parts += [(SKY, n - shared, "accumulator 1")] * (count - 1)
-    _bar(
-        axes, y, height, [*parts, *((PINK, size, name) for name, size in columns.items())], COLUMNS, "columns"
-    )
+    parts += [(PINK, size, name) for name, size in columns.items()]
+    _bar(axes, y, height, parts, COLUMNS, "columns")
     if shared:
-        box(
-            axes,
-            LEFT + BAR * (n - shared) / COLUMNS,
-            y,
-            BAR * shared / COLUMNS,
-            height,
-            "none",
-            BLUE,
-            hatch="////",
-            linewidth=0.5,
-        )
+        x, width = LEFT + BAR * (n - shared) / COLUMNS, BAR * shared / COLUMNS
+        box(axes, x, y, width, height, "none", BLUE, hatch="////", linewidth=0.5)
 
 
 def _legend(axes, y: float) -> None:
@@ -105,9 +86,9 @@ def title(plan: Plan) -> str:
     tile = f"{plan.choice.rows * plan.choice.ctas_per_tile} × {plan.choice.n}"
     if plan.ab_stages and plan.smem_bytes <= plan.capacity and plan.problem:
         return f"{tile}: the accumulators do not fit"
-    return f"{tile}: {plan.ab_stages} stage{'s' * (plan.ab_stages != 1)} of A/B, {plan.c_stages} of C " + (
-        "fit" if plan.fits else "do not fit together"
-    )
+    verdict = "fit" if plan.fits else "do not fit together"
+    stages = f"{plan.ab_stages} stage{'s' * (plan.ab_stages != 1)} of A/B, {plan.c_stages} of C"
+    return f"{tile}: {stages} {verdict}"
 
 
 def draw(plan: Plan) -> plots.Picture:
@@ -128,42 +109,24 @@ def draw(plan: Plan) -> plots.Picture:
 
 def draw_attempts() -> plots.Picture:
     """Draw the note's two attempts: shared memory of three tests before and with attempt 2, and TMEM with attempt 1."""
-    plans = {
-        case: note_attempts.plan_with(case.choice(), note_attempts.attempt_2) for case in note_attempts.CASES
-    }
+    cases, attempt = note_attempts.CASES, note_attempts.attempt_2
+    plans = {case: note_attempts.plan_with(case.choice(), attempt) for case in cases}
     unchanged = sum(note_attempts.same_kernel(*pair) for pair in plans.values())
-    figure, axes = canvas(
-        f"Attempt 2 leaves {unchanged} of the {len(plans)} tests as they were; attempt 1 has no room "
-        "where it changes anything",
-        "fp4, E8M0 over 16, C in fp16; greedy: the example's rule",
-        WIDTH,
-        4.85,
-    )
+    title = f"Attempt 2 leaves {unchanged} of the {len(plans)} tests as they were; attempt 1 has no room "
+    title += "where it changes anything"
+    figure, axes = canvas(title, "fp4, E8M0 over 16, C in fp16; greedy: the example's rule", WIDTH, 4.85)
+    head = functools.partial(write, axes, LEFT, ha="left", fontweight="bold")
     y = 4.3
     for case, pair in plans.items():
         same = note_attempts.same_kernel(*pair)
-        write(
-            axes,
-            LEFT,
-            y,
-            f"{case.name}, {case.tile[0]} × {case.tile[1]}: "
-            + ("attempt 2 is the same plan" if same else "greedy, and below it attempt 2"),
-            "left",
-            fontweight="bold",
-        )
+        shown = "attempt 2 is the same plan" if same else "greedy, and below it attempt 2"
+        head(y, f"{case.name}, {case.tile[0]} × {case.tile[1]}: {shown}")
         for plan in pair[:1] if same else pair:
             _smem_bar(axes, y - 0.37, plan, 0.25)
             y -= 0.36
         y -= 0.28
-    widest = next(case for case in note_attempts.CASES if case.tile[1] == 256)
-    write(
-        axes,
-        LEFT,
-        y,
-        "TMEM at N = 256: one accumulator, two (attempt 1), two that share columns",
-        "left",
-        fontweight="bold",
-    )
+    widest = next(case for case in cases if case.tile[1] == 256)
+    head(y, "TMEM at N = 256: one accumulator, two (attempt 1), two that share columns")
     for accumulators in ("one", "two", "overlapped"):
         _tmem_bar(axes, y - 0.37, widest.choice(accumulators=accumulators), 0.25)
         y -= 0.36
@@ -174,14 +137,9 @@ def draw_attempts() -> plots.Picture:
 def plan_table(plan: Plan) -> results.Table:
     """Return the plan as a table."""
     stages = {"C": plan.c_stages, "barriers": ""}
-    rows = [
-        {"memory": "shared, B", "holds": name, "stages": stages.get(name, plan.ab_stages), "takes": size}
-        for name, size in plan.smem.items()
-    ]
-    rows += [
-        {"memory": "TMEM, columns", "holds": name, "stages": "", "takes": columns}
-        for name, columns in plan.tmem.items()
-    ]
+    smem = [("shared, B", name, stages.get(name, plan.ab_stages), size) for name, size in plan.smem.items()]
+    tmem = [("TMEM, columns", name, "", columns) for name, columns in plan.tmem.items()]
+    rows = [dict(zip(("memory", "holds", "stages", "takes"), cells)) for cells in smem + tmem]
     return results.table(rows, plan.sentence)
 
 
@@ -200,15 +158,12 @@ def _pairs(firsts, seconds) -> list[tuple[str, tuple[int, int]]]:
 def _blackwell_menus() -> dict[str, tuple]:
     """Return (text, options, value) by the field of Blackwell; `scale` stands for two fields."""
     scales = dict.fromkeys(scale for form in smem_planner.FORMATS.values() for scale in form.scales)
+    over = [(f"{dtype[6:10]} over {size}", (dtype, size)) for dtype, size in scales]
     return {
         "mma_tiler_mn": ("tile", _pairs((128, 256), TILES_N), (256, 128)),
         "cluster_shape_mn": ("cluster", _pairs((1, 2, 4), (1, 2, 4)), (2, 1)),
         "ab_dtype": ("A, B", list(smem_planner.FORMATS), "Float4E2M1FN"),
-        "scale": (
-            "scales",
-            [(f"{dtype[6:10]} over {size}", (dtype, size)) for dtype, size in scales],
-            ("Float8E8M0FNU", 16),
-        ),
+        "scale": ("scales", over, ("Float8E8M0FNU", 16)),
         "c_dtype": ("C", list(C_ITEMSIZE), "Float16"),
         "tile_k": ("K per stage", _counts("4 products", (64, 128, 256, 512)), 0),
         "accumulators": ("accumulators", list(ACCUMULATORS), "rule"),
@@ -249,31 +204,20 @@ class Planner:
         require_one_of("the planner's target", target, ("sm_100a", "sm_90a"))
         self.target, self.plan, self.message = target, None, widgets.HTML()
         menus = _blackwell_menus() if target == "sm_100a" else _hopper_menus()
+        look = {"layout": {"width": "230px"}, "style": {"description_width": "95px"}}
         self.menus = {
-            name: widgets.Dropdown(
-                options=options,
-                value=value,
-                description=text,
-                layout={"width": "230px"},
-                style={"description_width": "95px"},
-            )
+            name: widgets.Dropdown(options=options, value=value, description=text, **look)
             for name, (text, options, value) in (menus | STAGE_MENUS).items()
         }
+        buttons = BUTTONS if target == "sm_100a" else {}
         self.buttons = {
             name: widgets.Button(description=text, layout={"width": "230px"})
-            for name, (text, *_) in BUTTONS.items()
-            if target == "sm_100a"
+            for name, (text, *_) in buttons.items()
         }
         self._handles, self._setting = [], False
-        self.box = widgets.VBox(
-            [
-                *(
-                    widgets.HBox([*each.values()], layout={"flex_flow": "row wrap"})
-                    for each in (self.menus, self.buttons)
-                ),
-                self.message,
-            ]
-        )
+        rows = [[*each.values()] for each in (self.menus, self.buttons)]
+        rows = [widgets.HBox(row, layout={"flex_flow": "row wrap"}) for row in rows]
+        self.box = widgets.VBox([*rows, self.message])
         for menu in self.menus.values():
             menu.observe(lambda change: self._setting or self._show(), "value")
         for name, button in self.buttons.items():
@@ -306,11 +250,8 @@ class Planner:
         except ValueError:  # _show explains it
             note = ""
         else:
-            self._set_menus(
-                ab_stages=choice.ab_stages or 0,
-                c_stages=choice.c_stages or 0,
-                accumulators=choice.accumulators,
-            )
+            stages = {"ab_stages": choice.ab_stages or 0, "c_stages": choice.c_stages or 0}
+            self._set_menus(**stages, accumulators=choice.accumulators)
         self._show(note)
 
     def _show(self, note: str = "") -> None:
@@ -320,10 +261,8 @@ class Planner:
         except ValueError as error:
             sentence = str(error)
             sentences = [sentence[0].upper() + sentence[1:], "The picture shows the last possible choice."]
-        self.message.value = "".join(
-            f"<p style='font-size: 16px; line-height: 1.4'>{html.escape(sentence)}</p>"
-            for sentence in sentences
-        )
+        style = "font-size: 16px; line-height: 1.4"
+        self.message.value = "".join(f"<p style='{style}'>{html.escape(each)}</p>" for each in sentences)
         for handle, output in zip(self._handles, self.outputs() if self._handles else ()):
             handle.update(output)
 

@@ -84,29 +84,24 @@ class Blackwell:
         for side in self.cluster_shape_mn:
             require_one_of("a side of a cluster that shares scale factors", side, (1, 2, 4))
         if self.cluster_shape_mn[0] % self.ctas_per_tile:
-            raise ValueError(
-                f"the cluster's M is {self.cluster_shape_mn[0]}; a tile of 256 rows is made by two CTAs, "
-                "so it must be 2 or 4."
-            )
+            why = "a tile of 256 rows is made by two CTAs, so it must be 2 or 4"
+            raise ValueError(f"the cluster's M is {self.cluster_shape_mn[0]}; {why}.")
         require_one_of("ab_dtype", self.ab_dtype, FORMATS)
         if type(self.sf_vec_size) is not int or (self.sf_dtype, self.sf_vec_size) not in self.format.scales:
             offered = " or ".join(f"{dtype} over {size}" for dtype, size in self.format.scales)
-            raise ValueError(
-                f"{self.ab_dtype} takes scales {offered}, not {self.sf_dtype} over {self.sf_vec_size}."
-            )
+            given = f"{self.sf_dtype} over {self.sf_vec_size}"
+            raise ValueError(f"{self.ab_dtype} takes scales {offered}, not {given}.")
         require_one_of("c_dtype", self.c_dtype, C_ITEMSIZE)
         require_one_of("accumulators", self.accumulators, ACCUMULATORS)
         if self.accumulators == "overlapped" and self.n != 256:
-            raise ValueError(
-                f"accumulators overlap only for N = 256; two of {self.n} columns fit side by side."
-            )
+            beside = f"two of {self.n} columns fit side by side"
+            raise ValueError(f"accumulators overlap only for N = 256; {beside}.")
         step = math.lcm(self.format.instruction_k, SCALES * self.sf_vec_size)
-        if self.tile_k is not None and (
-            type(self.tile_k) is not int or self.tile_k not in range(step, 1025, step)
-        ):
+        is_whole = type(self.tile_k) is int and self.tile_k in range(step, 1025, step)
+        if self.tile_k is not None and not is_whole:
+            why = "whole instructions, and scale factors four at a time"
             raise ValueError(
-                f"tile_k is {self.tile_k!r}; it must be a multiple of {step} up to 1,024 (whole "
-                "instructions, and scale factors four at a time)."
+                f"tile_k is {self.tile_k!r}; it must be a multiple of {step} up to 1,024 ({why})."
             )
         require_stage_counts(self)
 
@@ -170,9 +165,7 @@ class Blackwell:
     def remark(self) -> str:
         """A warning about the operands, empty for standard formats."""
         if self.ab_dtype.startswith("Float6"):
-            return (
-                " Shared memory holds six bits as a byte; the instruction takes them, the example does not."
-            )
+            return " Shared memory holds six bits as a byte; the instruction takes them, the example not."
         if self.sf_vec_size == 16 and self.sf_dtype == "Float8E8M0FNU":
             return " E8M0 over 16 is an option of the example, neither MXFP4 (E8M0 over 32) nor NVFP4 (E4M3 over 16)."
         return ""
@@ -183,23 +176,19 @@ class Blackwell:
         packed = sum(self.scale_columns(packed=True).values())
         if sums + sum(scales) <= COLUMNS:
             return ""
+        if_packed = f" ({packed} if packed)" * (packed < sum(scales))
         return (
             f"TMEM has {COLUMNS} columns: {self.accumulator_scheme} accumulators of {self.n} take {sums} and leave "
-            f"{max(0, COLUMNS - sums)} to the scale factors, which take {sum(scales)}"
-            + f" ({packed} if packed)"
-            * (packed < sum(scales))
+            f"{max(0, COLUMNS - sums)} to the scale factors, which take {sum(scales)}{if_packed}"
         )
 
     def describe_accumulators(self) -> str:
         """Describe the use of TMEM in words."""
         sums, *scales = self.tmem_parts().values()
-        words = {
-            "one": "one accumulator",
-            "two": "two accumulators",
-            "overlapped": "two overlapping accumulators",
-        }
+        plural = {"one": "one accumulator", "two": "two accumulators"}
+        words = plural.get(self.accumulator_scheme, "two overlapping accumulators")
         return (
-            f"TMEM: {words[self.accumulator_scheme]} ({sums} columns) and scale factors ({sum(scales)}), "
+            f"TMEM: {words} ({sums} columns) and scale factors ({sum(scales)}), "
             f"{sums + sum(scales)} of {COLUMNS} columns"
         )
 

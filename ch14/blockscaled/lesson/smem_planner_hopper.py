@@ -11,12 +11,8 @@ from ch10.wgmma_gemm.configs import REGISTERS_BESIDE_SUMS
 from ch14.blockscaled.lesson.smem_planner import C_ITEMSIZE, Format, require_stage_counts
 from tilelab.runtime.operands import require_one_of
 
-FORMATS = {
-    "BFloat16": Format(16, 16, 1, ()),
-    "Float16": Format(16, 16, 1, ()),
-    "Float8E4M3FN": Format(8, 32, 2, ()),
-    "Float8E5M2": Format(8, 32, 2, ()),
-}
+FORMATS = dict.fromkeys(("BFloat16", "Float16"), Format(16, 16, 1, ()))
+FORMATS |= dict.fromkeys(("Float8E4M3FN", "Float8E5M2"), Format(8, 32, 2, ()))
 PRODUCER_REGISTERS = 40  # that a thread of the producer keeps
 
 
@@ -48,16 +44,12 @@ class Hopper:
     def __post_init__(self):
         require_one_of("consumers", self.consumers, (1, 2, 3))
         require_one_of("epilogue_subtiles", self.epilogue_subtiles, (1, 2, 4, 8))
-        for name, step, limit in (
-            ("rows", 64 * self.consumers, 384),
-            ("n", 16 * self.epilogue_subtiles, 256),
-        ):
+        steps = {"rows": (64 * self.consumers, 384), "n": (16 * self.epilogue_subtiles, 256)}
+        for name, (step, limit) in steps.items():
             value = getattr(self, name)
             if type(value) is not int or value not in range(step, limit + 1, step):
-                raise ValueError(
-                    f"{name} is {value!r}; it must be a multiple of {step} up to {limit} (consumers take "
-                    "64 rows, parts 16 columns)."
-                )
+                allowed = f"a multiple of {step} up to {limit} (consumers take 64 rows, parts 16 columns)"
+                raise ValueError(f"{name} is {value!r}; it must be {allowed}.")
         require_one_of("ab_dtype", self.ab_dtype, FORMATS)
         require_one_of("c_dtype", self.c_dtype, C_ITEMSIZE)
         require_one_of("scaled", self.scaled, (False, True))
@@ -106,14 +98,10 @@ class Hopper:
     def overflow(self) -> str:
         """Return the reason why the registers are too few, empty where they are enough."""
         needed, available = self.registers()
-        return (
-            ""
-            if needed <= available
-            else (
-                f"a consumer's thread has {available} registers, and its sums take {needed - REGISTERS_BESIDE_SUMS} "
-                f"beside about {REGISTERS_BESIDE_SUMS} others"
-            )
-        )
+        if needed <= available:
+            return ""
+        sums = f"its sums take {needed - REGISTERS_BESIDE_SUMS} beside about {REGISTERS_BESIDE_SUMS} others"
+        return f"a consumer's thread has {available} registers, and {sums}"
 
     def describe_accumulators(self) -> str:
         """Describe the use of registers in words."""

@@ -66,18 +66,10 @@ def check_correctness() -> list[dict]:
             for name, config in named.items()
             for shape in RAGGED
         ]
-        cases += [
-            (
-                "fp8",
-                f"{name} {epilogue_words(options)}",
-                ragged,
-                functools.partial(verify_fp8, **options),
-                ragged,
-                config,
-            )
-            for options, chosen in finished
-            for name, config in chosen.items()
-        ]
+        for options, chosen in finished:
+            check, words = functools.partial(verify_fp8, **options), epilogue_words(options)
+            for name, config in chosen.items():
+                cases.append(("fp8", f"{name} {words}", ragged, check, ragged, config))
     cases += [
         ("emulated", " x ".join(dict.fromkeys(forms)), shape, verify_emulated, forms, shape)
         for forms in [*((form, form) for form in FORMS), ("mxfp8_e4m3", "mxfp4")]

@@ -88,6 +88,10 @@ def check_doubled(kernel: Callable) -> None:
     report = lesson.compile_launch(prepare_loop(kernel), make_operands(), TARGET)
     assert report.status == "ok", f"for {TARGET} with 4 stages {report.reason}"
     assert report.counts["tma_load"] >= 2, "both tiles must come by descriptor"
+    tiles = 2 * BLOCK[2] * (BLOCK[0] + BLOCK[1])  # bytes of one stage
+    assert report.smem > 3.25 * tiles, (
+        f"it compiles, with {report.smem:,} B of shared memory; four stages of two tiles take {4 * tiles:,} B"
+    )
 
 
 def check_same_bug(same_bug: Callable) -> None:
@@ -97,13 +101,19 @@ def check_same_bug(same_bug: Callable) -> None:
         ({}, True),
         ({"num_warps": 4}, True),
         ({"message": "op 7 has 31 uses"}, True),
+        ({"message": "op 1234 has 3 uses"}, True),
         ({"message": "op 12 has no uses"}, False),
+        ({"message": "op 12 has 3 gaps"}, False),  # as long as the first one
+        ({"message": "op 12 has 3 uses of 2"}, False),
         ({"stage": "ptxas"}, False),
+        ({"outcome": "crashes"}, False),
     ):
-        answer = same_bug(first, first | change)
-        assert bool(answer) == same, f"with {change or 'no change'} the answer is {answer}"
+        for pair in ((first, first | change), (first | change, first)):
+            answer = same_bug(*pair)
+            assert bool(answer) == same, f"with {change or 'no change'} the answer is {answer}"
     built = {"outcome": "builds", "num_warps": 8}  # a build that succeeds has neither a stage nor a message
-    assert not same_bug(first, built), "a build that succeeds does not show the bug"
+    for pair in ((first, built), (built, first)):
+        assert not same_bug(*pair), "a build that succeeds does not show the bug"
 
 
 @functools.cache

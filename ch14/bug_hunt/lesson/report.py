@@ -85,6 +85,14 @@ def _read_definitions(job: Job) -> dict[str, ast.stmt]:
     for node in ast.parse(pathlib.Path(path).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):
             found[node.name] = node
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:  # of Triton's other modules; the script has no other package
+                bound = alias.asname or alias.name
+                if (getattr(node, "module", None) or alias.name).startswith("triton") and bound not in (
+                    "triton",
+                    "tl",
+                ):
+                    found[bound.partition(".")[0]] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):  # a constant of the kernel
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             found[ast.unparse(target)] = node
@@ -95,14 +103,21 @@ def _list_names(node: ast.AST) -> set[str]:
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
-def reduce_source(job: Job) -> tuple[str, dict[str, str]]:
+def reduce_source(job: Job, folded: bool = True) -> tuple[str, dict[str, str]]:
     """Return (source, signature) of a job's kernel, and of what it needs of its file, for the constants of that job.
 
-    No constexpr argument is left, no branch that is not taken, and no argument that is not used.
+    Where it is `folded`, no constexpr argument is left, no branch that is not taken, and no argument that is not used.
     """
     definitions = _read_definitions(job)
     kernel = definitions.pop(job.kernel.rpartition(":")[2])
     functions = {name: node for name, node in definitions.items() if isinstance(node, ast.FunctionDef)}
+    # Triton's compiler takes no tuned function.
+    kernel.decorator_list = [each for each in kernel.decorator_list if "jit" in ast.unparse(each)]
+    if not folded:
+        functions = {}
+        job = dataclasses.replace(
+            job, signature=job.signature | dict.fromkeys(job.constants, "constexpr"), constants={}
+        )
     for function in (kernel, *functions.values()):
         folded = {parameter.arg for parameter in function.args.args} & set(job.constants)
         # A helper has other names for its tile sizes, because they differ from call to call, so those are not folded.
@@ -110,23 +125,25 @@ def reduce_source(job: Job) -> tuple[str, dict[str, str]]:
         function.args.args = [parameter for parameter in function.args.args if parameter.arg not in folded]
     kernel = _Inline(functions).visit(kernel)
     used = _list_names(kernel)
-    kernel.args.args = [parameter for parameter in kernel.args.args if parameter.arg in used]
+    if folded:
+        kernel.args.args = [parameter for parameter in kernel.args.args if parameter.arg in used]
     needed, size = used & set(definitions), -1
     while len(needed) > size:  # a helper may need another one
         size = len(needed)
         needed |= {name for each in needed for name in _list_names(definitions[each]) & set(definitions)}
-    parts = [*(node for name, node in definitions.items() if name in needed), kernel]
+    parts = [*{id(node): node for name, node in definitions.items() if name in needed}.values(), kernel]
     signature = {parameter.arg: job.signature[parameter.arg] for parameter in kernel.args.args}
     return "\n\n\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in parts), signature
 
 
-def make_script(finding: Finding) -> tuple[str, Job]:
+def make_script(finding: Finding, folded: bool = True) -> tuple[str, Job]:
     """Return a program that compiles the trigger with nothing but Triton, and the Job of the kernel in that program.
 
-    The program must be saved as `reproduce.py`.
+    The program must be saved as `reproduce.py`. `folded` as for `reduce_source`.
     """
     builds, job = finding.builds, finding.builds.hunt.job(finding.config, finding.builds.target)
-    source, signature = reduce_source(job)
+    source, signature = reduce_source(job, folded)
+    constants = {} if folded else job.constants
     name = job.kernel.rpartition(":")[2]
     aligned = [index for index, argument in enumerate(signature) if argument in job.aligned]
     capability = int(re.sub(r"\D", "", builds.target))
@@ -146,7 +163,7 @@ from triton.compiler import ASTSource
 if __name__ == "__main__":
     signature = {signature}
     aligned = {{(index,): [["tt.divisibility", 16]] for index in {aligned}}}
-    source = ASTSource({name}, signature, {{}}, aligned)
+    source = ASTSource({name}, signature, {constants}, aligned)
     options = {{"num_warps": {job.num_warps}, "num_stages": {job.num_stages}}}
     ptx = triton.compile(source, target=GPUTarget("cuda", {capability}, 32), options=options).asm["ptx"]
     print("Triton", triton.__version__, "compiled it for {builds.target}")
@@ -157,8 +174,8 @@ if __name__ == "__main__":
     return text, dataclasses.replace(
         job,
         kernel=f"{FILE}:{name}",
-        signature=signature,
-        constants={},
+        signature={argument: kind for argument, kind in signature.items() if kind != "constexpr"},
+        constants=constants,
         aligned=tuple(argument for argument in signature if argument in job.aligned),
     )
 
@@ -203,10 +220,13 @@ def _keep_messages(output: str) -> str:
     return "\n".join(dict.fromkeys(line.rstrip()[:400] for line in messages)) or output[-2000:]
 
 
-def reproduces(finding: Finding) -> bool:
+def reproduces(finding: Finding, folded: bool = True) -> bool:
     """Return whether the reduced source still shows the symptom of the finding."""
     builds = finding.builds
-    text, job = make_script(finding)
+    try:
+        text, job = make_script(finding, folded)
+    except Exception:  # to fold is to compute what the kernel would, in any code of any reader
+        return False
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, FILE).write_text(text)
         job = dataclasses.replace(job, kernel=f"{folder}/{job.kernel}")
@@ -221,11 +241,12 @@ def write_report(finding: Finding, versions: Sequence[str] = ()) -> str:
     Raise RuntimeError if the reduced source does not show the bug.
     """
     builds, row, trigger = finding.builds, finding.row, bug_hunt.describe(finding.config)
-    if not reproduces(finding):
+    folded = reproduces(finding)
+    if not folded and not reproduces(finding, folded=False):
         raise RuntimeError(
             f"the reduced source does not show the bug, so no report is written; the trigger is {trigger}."
         )
-    text, _ = make_script(finding)
+    text, _ = make_script(finding, folded)
     status, output = run_script(text, environments.locate(builds.triton))
     failing_pass = locate_failing_pass(builds.compiler_output(finding.config))
     others = [

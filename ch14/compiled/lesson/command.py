@@ -30,6 +30,7 @@ def _measure(options: cli.Options) -> list[dict]:
     return experiments.make_table(experiments.drop_details(rows), [])
 
 
+MODES = f"{', '.join(workloads.GEMM_MODES)}; for attention {', '.join(workloads.Attention.modes)}"
 COMMAND = cli.Command(
     module="ch14.compiled",
     description="Compile a workload with torch.compile in its modes, cold, check them against float64 and time them; "
@@ -37,12 +38,7 @@ COMMAND = cli.Command(
     options={
         "workload": cli.choice(tuple(workloads.FAMILIES), "matmul"),
         "shape": cli.Option("M,N,K of a product; T,HIDDEN,INNER of the MLP; B,H,HK,S,D of attention"),
-        "mode": cli.Option(
-            f"{', '.join(workloads.GEMM_MODES)}; "
-            f"for attention {', '.join(workloads.Attention.modes)}; or all (default)",
-            default="all",
-            metavar="NAME|all",
-        ),
+        "mode": cli.Option(f"{MODES}; or all (default)", default="all", metavar="NAME|all"),
     },
     complete=_complete,
     columns="name status compile_s caches ms tflops ratio error winner main UTMALDG UTMASTG proof reason",

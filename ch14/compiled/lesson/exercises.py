@@ -312,6 +312,13 @@ def _opcheck(operator, inputs: Sequence) -> None:
 def check_operator(make_operator: Callable) -> None:
     """Raise AssertionError unless `make_operator(name)` returns an operator that overwrites g with silu(g) * u."""
     operator = make_operator(new_name())
+    written = [
+        each.name
+        for each in operator._opoverload._schema.arguments
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+    assert written == ["g"], f"mutates_args must name g alone; it names {', '.join(written) or 'nothing'}"
+    assert operator._abstract_fn is not None, "register a fake kernel, which says what the operator returns"
     where = device_here()
     for shape in ((37, 64), (5, 8)):
         g, u, _ = make_case(shape, where)
@@ -343,6 +350,7 @@ def check_fake(run: Callable, fake: Callable) -> None:
     for shape, dtype in (((5, 64), torch.bfloat16), ((1, 8), torch.float32), ((7, 40), torch.float16)):
         x = torch.randn(*shape, device=device_here()).to(dtype)
         real, said = operator(x), fake(x.to("meta"))
+        assert said.device.type == "meta", f"of a meta tensor the fake makes a result on {said.device}"
         for name in ("shape", "dtype"):
             a, b = (getattr(each, name) for each in (real, said))
             assert a == b, f"for {dtype} {list(shape)} the kernel returns {name} {a}, and the fake says {b}"

@@ -15,24 +15,11 @@ from tilelab.runtime import device, provenance, worker_pool
 # (family, shape, modes). `math` keeps all scores in float32, so it has a small shape, with all backends. The MLP's
 # autotuning takes long, so `persistent-tma`, which times the candidates of the others too, comes first.
 LONG = (4, 16, 16, 8192, 128)
+ATTENTION_MODES = "cuDNN flash efficient eager unfused default max-autotune unfused-default course".split()
 CASES = (
     ("matmul", (4096, 4096, 4096), ("eager", "default", "max-autotune", TUNED, "persistent-tma", "tma-only")),
     ("mlp", (8192, 4096, 14336), ("eager", "default", "persistent-tma", "max-autotune", TUNED)),
-    (
-        "attention",
-        LONG,
-        (
-            "cuDNN",
-            "flash",
-            "efficient",
-            "eager",
-            "unfused",
-            "default",
-            "max-autotune",
-            "unfused-default",
-            "course",
-        ),
-    ),
+    ("attention", LONG, ATTENTION_MODES),
     ("causal attention", LONG, ("cuDNN", "flash", "flex", "flex-tma", "flex-max-autotune", "course")),
     ("attention", (1, 16, 16, 2048, 128), ("cuDNN", "flash", "efficient", "math")),
 )
@@ -83,19 +70,12 @@ def measure_cells():
 )
 def measure_choices():
     """List every candidate that a mode timed in its own autotuning, in the order of speed."""
-    return [
-        {
-            "workload": row["workload"],
-            "shape": row["shape"],
-            "name": row["name"],
-            "status": "ok",
-            **candidate,
-            "whose": reading.describe_choice(candidate["choice"]),
-        }
-        for row in _measure_once()
-        if row.get("caches") == row["name"]
-        for candidate in row.get("decided", ())
-    ]
+    rows = []
+    for row in (row for row in _measure_once() if row.get("caches") == row["name"]):
+        label = {key: row[key] for key in ("workload", "shape", "name")} | {"status": "ok"}
+        for candidate in row.get("decided", ()):
+            rows.append(label | candidate | {"whose": reading.describe_choice(candidate["choice"])})
+    return rows
 
 
 @profiler.experiment(
@@ -115,24 +95,13 @@ def list_kernels(row: dict, counters: list[dict]) -> list[dict]:
     spent = collections.Counter()
     for launch in row.get("kernels", ()):
         spent[launch["kernel"]] += launch["us"]
-    executed = {
-        counts["kernel"]: counts
-        for counts in counters
-        if (counts["workload"], counts["shape"]) == (row["workload"], row["shape"])
-    }
-    found = []
+    mine = [each for each in counters if all(each[key] == row[key] for key in ("workload", "shape"))]
+    executed, found = {counts["kernel"]: counts for counts in mine}, []
     for kernel, us in spent.most_common():
         sources = ("SASS", row.get("triton", {}).get(kernel)), ("ncu", executed.get(kernel)), ("none", {})
         proof, counts = next(pair for pair in sources if pair[1] is not None)
-        found.append(
-            {
-                "kernel": kernel,
-                "us": us,
-                "share": us / spent.total(),
-                "proof": proof,
-                **{opcode: counts.get(opcode) for opcode in COUNTED},
-            }
-        )
+        counted = {opcode: counts.get(opcode) for opcode in COUNTED}
+        found.append({"kernel": kernel, "us": us, "share": us / spent.total(), "proof": proof, **counted})
     return found
 
 
@@ -142,27 +111,17 @@ def make_table(rows: list[dict], counters: list[dict]) -> list[dict]:
     table = []
     for row in rows:
         main = next(iter(list_kernels(row, counters)), none)
-        table.append(
-            {
-                **row,
-                "winner": "; ".join(row["winner"]) or "nothing to choose" if "winner" in row else "",
-                "main": main["kernel"],
-                **{key: main[key] for key in ("proof", *COUNTED)},
-            }
-        )
+        winner = "; ".join(row["winner"]) or "nothing to choose" if "winner" in row else ""
+        counted = {key: main[key] for key in ("proof", *COUNTED)}
+        table.append({**row, "winner": winner, "main": main["kernel"], **counted})
     return table
 
 
 def check_correctness() -> list[dict]:
     """Check SMALL against float64 now: compiled for the GPU, or for the CPU if there is none."""
+    where = workloads.device_here()
     with worker_pool.lease_worker(worker.MODULE, worker.WHAT) as process:
-        return [
-            row
-            for family, shape, modes in SMALL
-            for row in worker.measure_modes(
-                process, family, shape, modes, workloads.device_here(), timed=False
-            )
-        ]
+        return [row for case in SMALL for row in worker.measure_modes(process, *case, where, timed=False)]
 
 
 # ---- the sixteen cases of `pointwise`
@@ -176,15 +135,15 @@ def pays(row: dict) -> bool:
 
 
 # Rules in one line, from the strictest on. A rule takes a row, without its times.
+def _reduces(row: dict) -> bool:
+    return row["kind"] == "reduction" and row["tma_loads"] > 0
+
+
 RULES: dict[str, Callable[[dict], bool]] = {
     "never": lambda row: False,
-    "in a reduction whose loads all go by descriptor": lambda row: (
-        row["kind"] == "reduction" and row["tma_loads"] > 0 and not row["pointer_loads"]
-    ),
-    "in a reduction over rows of 16 KiB or more": lambda row: (
-        row["kind"] == "reduction" and row["tma_loads"] > 0 and row["columns"] >= 8192
-    ),
-    "in any reduction": lambda row: row["kind"] == "reduction" and row["tma_loads"] > 0,
+    "in a reduction whose loads all go by descriptor": lambda row: _reduces(row) and not row["pointer_loads"],
+    "in a reduction over rows of 16 KiB or more": lambda row: _reduces(row) and row["columns"] >= 8192,
+    "in any reduction": _reduces,
     "in any pointwise kernel": lambda row: row["kind"] == "pointwise" and row["tma_loads"] > 0,
     "wherever a call moves 256 MiB or more": lambda row: row["tma_loads"] > 0 and row["mib"] >= 256,
     "wherever Inductor can build one": lambda row: row["tma_loads"] > 0,
@@ -226,19 +185,12 @@ def read_choices() -> results.Record:
 
 def list_attention(cells: results.Record, counters: list[dict]) -> list[dict]:
     """Return the cells of attention at 8,192 tokens with the names of ATTENTION_NAMES, as `make_table` shows them."""
-    rows = [
-        row
-        for row in make_table(cells.rows, counters)
-        if "attention" in row["workload"] and 8192 in row["shape"]
-    ]
-    return [
-        row
-        | {
-            "name": ATTENTION_NAMES.get(row["name"], row["name"]),
-            "causal": row["workload"].startswith("causal"),
-        }
-        for row in rows
-    ]
+    found = []
+    for row in make_table(cells.rows, counters):
+        if "attention" in row["workload"] and 8192 in row["shape"]:
+            name, causal = ATTENTION_NAMES.get(row["name"], row["name"]), row["workload"].startswith("causal")
+            found.append(row | {"name": name, "causal": causal})
+    return found
 
 
 # ---- what the lesson's tables show
@@ -250,13 +202,9 @@ def list_products(cells: results.Record) -> list[dict]:
     for row in cells.rows:
         if row["workload"] in ("matmul", "mlp") and row["status"] == "ok":
             copies = sum(each["us"] for each in row["kernels"] if "multi_tensor_apply" in each["kernel"])
-            shown = {
-                key: row.get(key)
-                for key in ("workload", "name", "compile_s", "ms", "peer_ms", "ratio", "spread")
-            }
-            rows.append(
-                {**shown, "copies, us": copies, "winner": "; ".join(dict.fromkeys(row.get("winner", [])))}
-            )
+            shown = {key: row.get(key) for key in "workload name compile_s ms peer_ms ratio spread".split()}
+            winner = "; ".join(dict.fromkeys(row.get("winner", [])))
+            rows.append({**shown, "copies, us": copies, "winner": winner})
     return rows
 
 
@@ -278,10 +226,8 @@ def describe_limit(cells: results.Record, roof) -> str:
     sizes = workloads.pointwise_bytes(8192, 14336)
     saved = bench.floor_ms(roof, nbytes=sizes["eager, two kernels"] - sizes["one kernel"])
     eager_ms = next(row["ms"] for row in cells.rows if (row["workload"], row["name"]) == ("mlp", "eager"))
-    return (
-        f"fusing silu(g) * u saves at most {saved:.2f} of the MLP's {eager_ms:.2f} ms: "
-        f"{eager_ms / (eager_ms - saved):.3f} ×"
-    )
+    factor = eager_ms / (eager_ms - saved)
+    return f"fusing silu(g) * u saves at most {saved:.2f} of the MLP's {eager_ms:.2f} ms: {factor:.3f} ×"
 
 
 def judge_claim(cells: results.Record, choices: results.Record) -> str:
@@ -333,15 +279,10 @@ def measure_decoder():
 def tabulate_traces(rows: list[dict]) -> results.Table:
     """Return the table of decoder_timing.trace_variants: graph breaks, operators, and graphs after each call."""
     calls = ", ".join(map(str, decoder_timing.CALLS))
-    shown = [
-        row | {kind: ", ".join(map(str, row[kind])) for kind in decoder_timing.PREDICTED_GRAPHS}
-        for row in rows
-    ]
-    return results.table(
-        shown,
-        f"traced without data; graphs after calls with {calls} tokens, marked and unmarked",
-        ["variant", "breaks", "operators", "marked", "unmarked"],
-    )
+    kinds = list(decoder_timing.PREDICTED_GRAPHS)
+    shown = [row | {kind: ", ".join(map(str, row[kind])) for kind in kinds} for row in rows]
+    caption = f"traced without data; graphs after calls with {calls} tokens, marked and unmarked"
+    return results.table(shown, caption, ["variant", "breaks", "operators", "marked", "unmarked"])
 
 
 def describe_decoder(record: results.Record) -> str:
@@ -357,37 +298,19 @@ def describe_decoder(record: results.Record) -> str:
                 f"graphs, {row['call_ratio']:.2f} × called plainly; {row['breaks']} graph breaks"
             )
     counted = {row["name"]: row["graphs"] for row in record.rows if "graphs" in row}
-    calls, predicted = (
-        ", ".join(map(str, decoder_timing.CALLS)),
-        list(decoder_timing.PREDICTED_GRAPHS["marked"]),
+    calls = ", ".join(map(str, decoder_timing.CALLS))
+    predicted = list(decoder_timing.PREDICTED_GRAPHS["marked"])
+    seen = (
+        f"predicted {predicted}; seen {', '.join(f'{name} {numbers}' for name, numbers in counted.items())}"
     )
-    seen = ", ".join(f"{name} {numbers}" for name, numbers in counted.items())
-    return "\n".join(
-        [*lines, f"graphs after calls with {calls} tokens, marked: predicted {predicted}; seen {seen}"]
-    )
+    return "\n".join([*lines, f"graphs after calls with {calls} tokens, marked: {seen}"])
 
 
 def tabulate_decoder(record: results.Record) -> results.Table:
     """Return the table of the decoder block's times, with the kernels of a call by kind, and of its errors."""
-    columns = [
-        "tokens",
-        "name",
-        "ms",
-        "ratio",
-        "spread",
-        "products_ms",
-        "attention_ms",
-        "other_ms",
-        "launches",
-        "call_ms",
-        "call_ratio",
-        "error",
-    ]
-    return results.table(
-        [{key: row.get(key) for key in columns} for row in record.rows],
-        f"a decoder block of Llama 3 8B: {record.label()}",
-        columns,
-    )
+    columns = "tokens name ms ratio spread products_ms attention_ms other_ms launches call_ms call_ratio error".split()
+    rows = [{key: row.get(key) for key in columns} for row in record.rows]
+    return results.table(rows, f"a decoder block of Llama 3 8B: {record.label()}", columns)
 
 
 def tabulate_host_time(record: results.Record) -> results.Table:

@@ -22,16 +22,8 @@ def draw_pointwise(record) -> plots.Picture | str:
     tones = {"pointwise": plots.colour("best"), "reduction": plots.colour("proposed")}
     for index, row in enumerate(reversed(rows)):
         if row.get("ratio"):
-            axes.errorbar(
-                row["ratio"],
-                index,
-                xerr=row["spread"],
-                fmt="o" if row["tma_loads"] else "x",
-                ms=5,
-                color=tones[row["kind"]],
-                capsize=2,
-                lw=1,
-            )
+            look = {"fmt": "o" if row["tma_loads"] else "x", "color": tones[row["kind"]], "capsize": 2}
+            axes.errorbar(row["ratio"], index, xerr=row["spread"], ms=5, lw=1, **look)
         else:
             axes.text(0.02, index, row["status"], va="center", fontsize=7.5, color=tones[row["kind"]])
     keys = [
@@ -39,18 +31,8 @@ def draw_pointwise(record) -> plots.Picture | str:
         for mark, text in (("o", "loads by TMA"), ("x", "loads by pointers"))
     ]
     keys += [Line2D([], [], color=tone, lw=4, label=kind) for kind, tone in tones.items()]
-    axes.legend(
-        handles=keys,
-        loc="lower left",
-        bbox_to_anchor=(-0.02, 1),
-        ncol=4,
-        fontsize=7.5,
-        frameon=False,
-        borderpad=0,
-        handlelength=1.2,
-        handletextpad=0.4,
-        columnspacing=1.4,
-    )
+    tight = {"borderpad": 0, "handlelength": 1.2, "handletextpad": 0.4, "columnspacing": 1.4}
+    plots.legend_above(axes, x=-0.02, handles=keys, **tight)
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.axvline(1, color=plots.GREY, lw=0.8)
     axes.set_yticks(range(len(rows)), [row["case"] for row in reversed(rows)], fontsize=7.5)

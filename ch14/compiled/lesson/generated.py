@@ -108,9 +108,8 @@ class Program:
             files.write_atomically(path, text)
         typed = {key: kind for key, kind in signature.items() if kind != "constexpr"}
         aligned = tuple(key for key, kind in typed.items() if kind.startswith("*"))
-        return build.build_one(
-            build.Job(f"{path}:{name}", typed, constants, "sm_90a", num_warps, num_stages, aligned, name=name)
-        )
+        job = (f"{path}:{name}", typed, constants, "sm_90a", num_warps, num_stages, aligned)
+        return build.build_one(build.Job(*job, name=name))
 
 
 def generate(
@@ -129,22 +128,13 @@ def generate(
     expression that picks the first one by name or description; without it the library's is taken. ValueError says what
     Inductor said if it fails.
     """
-    text = "\n\n\n".join(
-        triton_cell.collect(
-            triton_cell.texts_of(function), function.__name__, *(each.__name__ for each in also)
-        )
-    )
-    request = {
-        "text": text,
-        "name": function.__name__,
-        "shapes": [list(shape) for shape in shapes],
-        "dtype": dtype,
-        "wanted": wanted,
-        "options": {key.replace("__", "."): value for key, value in options.items()},
-    }
-    with worker_pool.lease_worker(
-        MODULE, WHAT, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", TORCHINDUCTOR_COMPILE_THREADS="1"
-    ) as worker:
+    names = (function.__name__, *(each.__name__ for each in also))
+    texts = triton_cell.collect(triton_cell.texts_of(function), *names)
+    request = {"text": "\n\n\n".join(texts), "name": names[0], "dtype": dtype, "wanted": wanted}
+    request["shapes"] = [list(shape) for shape in shapes]
+    request["options"] = {key.replace("__", "."): value for key, value in options.items()}
+    env = {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    with worker_pool.lease_worker(MODULE, WHAT, **env) as worker:
         answer = worker.ask(request, LIMIT_S)
     if "code" not in answer:
         raise ValueError(answer.get("reason", "the process died."))
@@ -170,39 +160,20 @@ def _pretend_h200():
     from triton import runtime
     from triton.backends.compiler import GPUTarget
 
-    card = types.SimpleNamespace(
-        name="NVIDIA H200",
-        major=9,
-        minor=0,
-        multi_processor_count=SMS,
-        gcnArchName="",
-        total_memory=140 << 30,
-        shared_memory_per_block_optin=232448,
-    )
-    asked = DeviceProperties(
-        type="cuda",
-        index=0,
-        multi_processor_count=SMS,
-        cc=90,
-        major=9,
-        warp_size=32,
-        regs_per_multiprocessor=65536,
-        max_threads_per_multi_processor=2048,
-    )
+    card = {"name": "NVIDIA H200", "minor": 0, "gcnArchName": "", "total_memory": 140 << 30}
+    limits = {"cc": 90, "warp_size": 32, "regs_per_multiprocessor": 65536}
+    both = {"major": 9, "multi_processor_count": SMS}
+    card = types.SimpleNamespace(shared_memory_per_block_optin=232448, **card, **both)
+    asked = DeviceProperties(type="cuda", index=0, max_threads_per_multi_processor=2048, **limits, **both)
     answers = {
         torch.cuda: {
             "get_device_properties": card,
-            "is_available": True,
-            "is_initialized": True,
-            "current_device": 0,
-            "device_count": 1,
             "get_device_capability": (9, 0),
-            "_lazy_init": None,
-            "set_device": None,
-            "set_rng_state": None,
             "get_rng_state": torch.zeros(16, dtype=torch.uint8),
-            "_exchange_device": 0,
-            "_maybe_exchange_device": 0,
+            **dict.fromkeys(("is_available", "is_initialized"), True),
+            **dict.fromkeys(("current_device", "_exchange_device", "_maybe_exchange_device"), 0),
+            **dict.fromkeys(("_lazy_init", "set_device", "set_rng_state")),
+            "device_count": 1,
         },
         DeviceProperties: {"create": asked},
         fake_tensor: {"init_gpu_context": None},
@@ -234,9 +205,8 @@ def _pretend_h200():
             for name, value in values.items():
                 if hasattr(owner, name):
                     patches.enter_context(mock.patch.object(owner, name, lambda *_, value=value, **__: value))
-        patches.enter_context(
-            mock.patch.object(graph.GraphLowering, "codegen", stop_after(graph.GraphLowering.codegen))
-        )
+        stop = stop_after(graph.GraphLowering.codegen)
+        patches.enter_context(mock.patch.object(graph.GraphLowering, "codegen", stop))
         yield
 
 
@@ -257,9 +227,8 @@ def _generate(text: str, name: str, shapes: list, dtype: str, wanted: str, optio
         with _pretend_h200():
             select_algorithm.clear_preprocessing_fns()
             select_algorithm.add_preprocessing_fn(pick)
-            return compile_fx(
-                graph, inputs, config_patches={"fx_graph_cache": False, "compile_threads": 1, **options}
-            )
+            patches = {"fx_graph_cache": False, "compile_threads": 1, **options}
+            return compile_fx(graph, inputs, config_patches=patches)
 
     torch._dynamo.reset()
     function = triton_cell.define(text)[name]

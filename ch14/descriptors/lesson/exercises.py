@@ -90,7 +90,7 @@ def check_boxes(boxes: Callable, copy_host, prepare: Callable) -> None:
 
     `prepare(x, out, block, num_warps)` launches `copy_host`. The warps of a program share the boxes, so it gets one.
     """
-    for block in ((1, 512), (4, 1024), (8, 256), (64, 64), (512, 64)):
+    for block in ((1, 512), (4, 1024), (8, 256), (64, 64), (512, 64), (2, 64), (512, 128)):
         report = lesson.compile_launch(
             lambda x, out, block=block: prepare(x, out, block, 1), make_copy((8, 64), "cpu")
         )
@@ -102,10 +102,11 @@ def check_boxes(boxes: Callable, copy_host, prepare: Callable) -> None:
 
 
 def check_padded_copy(kernel, prepare: Callable) -> None:
-    """Raise AssertionError unless the copy is right where x and out are parts of wider matrices."""
+    """Raise AssertionError unless the copy is right where x and out are parts of wider matrices, of unlike widths."""
 
     def make_padded(shape, where):
-        return [matrix[:, : shape[1] - 8] for matrix in make_copy((shape[0], shape[1] + 8), where)]
+        (x, _), (_, out) = (make_copy((shape[0], shape[1] + more), where) for more in (8, 40))
+        return [x[:, : shape[1]], out[:, : shape[1]]]
 
     cases = {"cpu": [(3, 40), (9, 136)], "cuda": [(3, 40), (37, 200)]}
     lesson.require_launch(prepare, cases, make_padded, lambda x: x, tolerance=0)
@@ -115,10 +116,15 @@ def check_row_max(kernel, prepare: Callable) -> None:
     """Raise AssertionError unless out[i] is the largest element of row i, also where all are negative."""
 
     def make(shape, where):
-        return [-1 - torch.rand(shape, device=where), torch.empty(shape[0], device=where)]
+        """Return rows below zero, each larger than the one before, and between them rows whose largest element is 0."""
+        x = -torch.rand(shape, device=where) - torch.arange(shape[0], 0, -1, device=where)[:, None]
+        x[1::3, shape[1] // 2], x[2::3, -1] = 0, 7
+        return [x, torch.empty(shape[0], device=where)]
 
-    cases = {"cpu": [(3, 12), (5, 100)], "cuda": [(3, 12), (64, 100)]}
+    cases = {"cpu": [(3, 12), (7, 100), (4, 32), (1, 4)], "cuda": [(3, 12), (64, 100), (4, 32)]}
     lesson.require_launch(prepare, cases, make, lambda x: x.amax(1), tolerance=0)
+    counts = lesson.compile_launch(prepare, make((8, 100), "cpu")).counts
+    assert counts["tma_load"], "the rows must come by the descriptor"
 
 
 def check_scatter(kernel, prepare: Callable) -> None:

@@ -57,11 +57,8 @@ def make_inputs(op: str, rows: int, columns: int, dtype=torch.bfloat16, n: int |
     if op == "add":
         inputs["y"] = random()
     elif op == "gather":
-        inputs["index"] = (
-            torch.randperm(rows, device=where).int()
-            if n is None
-            else torch.randint(-2, rows + 2, (n,), device=where).int()
-        )
+        index = torch.randint(-2, rows + 2, (n,), device=where) if n else torch.randperm(rows, device=where)
+        inputs["index"] = index.int()
     return inputs
 
 
@@ -80,9 +77,8 @@ def verify(op: str, config, rows: int, columns: int, dtype=torch.bfloat16, n: in
     inputs, bits = make_inputs(op, rows, columns, dtype, n), descriptors.BITS[dtype.itemsize]
     flat = op != "gather" and not configs(op).get(config, config).block_m
     inside = (slice(2, -2), slice(None) if flat else slice(16, 16 + columns))
-    room = torch.randn(len(inputs.pop("out")) + 4, columns + 32 * (not flat), device=inputs["x"].device).to(
-        dtype
-    )
+    size = (len(inputs.pop("out")) + 4, columns + 32 * (not flat))
+    room = torch.randn(*size, device=inputs["x"].device).to(dtype)
     out = room[inside]
     if dtype.is_floating_point:
         out.fill_(float("nan"))
@@ -97,33 +93,27 @@ def verify(op: str, config, rows: int, columns: int, dtype=torch.bfloat16, n: in
     if not torch.equal(before.view(bits), room.view(bits)):
         reason = "memory outside of the output was overwritten"
     elif wrong or error > 0.5:
-        reason = (
-            f"{wrong} elements are wrong" if wrong else f"the error is {error:.3g} units in the last place"
-        )
-    return {
-        "status": "wrong" if reason else "ok",
-        "reason": reason,
-        "ulps": error if error < float("inf") else None,
-    }
+        reason = f"the error is {error:.3g} units in the last place"
+        reason = f"{wrong} elements are wrong" if wrong else reason
+    ulps = error if error < float("inf") else None
+    return {"status": "wrong" if reason else "ok", "reason": reason, "ulps": ulps}
 
 
 def check_correctness() -> list[dict]:
     """Check every variant that runs here on ragged shapes; return rows with cases, the largest error and the reason."""
     has_tma, rows = device.current().has_tma, []
     if has_tma:
-        build.compile_ahead(
-            [
-                descriptors.job(config, device.current().target, op, element)
-                for op in OPS
-                for config in runnable_configs(op).values()
-                for element in (("fp32", "bf16", "fp16") if op == "add" else ("u8", "i16", "i32", "i64"))
-            ]
-        )
-    for op in OPS:
-        dtypes = [
-            *descriptors.FLOATS,
-            *(() if op == "add" else (torch.uint8, torch.float8_e4m3fn, torch.int64)),
+        kinds = {op: ("fp32", "bf16", "fp16") if op == "add" else ("u8", "i16", "i32", "i64") for op in OPS}
+        jobs = [
+            descriptors.job(config, device.current().target, op, element)
+            for op in OPS
+            for config in runnable_configs(op).values()
+            for element in kinds[op]
         ]
+        build.compile_ahead(jobs)
+    for op in OPS:
+        dtypes = [*descriptors.FLOATS]
+        dtypes += [] if op == "add" else [torch.uint8, torch.float8_e4m3fn, torch.int64]
         for name in runnable_configs(op):
             cases = [
                 verify(op, name, *shape, dtype, 19 if op == "gather" else None)
@@ -131,18 +121,10 @@ def check_correctness() -> list[dict]:
                 for dtype in dtypes
                 if shape[1] * dtype.itemsize % 16 == 0
             ]
-            wrong = [case for case in cases if case["status"] != "ok"]
-            rows.append(
-                {
-                    "op": op,
-                    "name": name,
-                    "config": str(configs(op)[name]),
-                    "cases": len(cases),
-                    "ulps": max(case["ulps"] or 0 for case in cases),
-                    "status": "wrong" if wrong else "ok",
-                    "reason": wrong[0]["reason"] if wrong else "",
-                }
-            )
+            wrong = next((case for case in cases if case["status"] != "ok"), {"status": "ok", "reason": ""})
+            row = {"op": op, "name": name, "config": str(configs(op)[name]), "cases": len(cases)}
+            row |= {"ulps": max(case["ulps"] or 0 for case in cases)}
+            rows.append(row | {key: wrong[key] for key in ("status", "reason")})
     return rows
 
 
@@ -166,28 +148,23 @@ def time_against_torch(op: str, chosen: dict, rows: int, columns: int, **timing)
     def candidate(config):
         return lambda *tensors: _prepare(op, config, **dict(zip(names, tensors)))
 
-    timings = bench.compare(
-        {PEER[op]: peers[op], **{name: candidate(config) for name, config in chosen.items()}},
-        lambda: list(make_inputs(op, rows, columns).values()),
-        PEER[op],
-        nbytes=bytes_moved(op, rows, columns),
-        **timing,
-    )
-    return [
-        {"op": op, "config": str(config), "shape": [rows, columns], **timings[name].row()}
-        for name, config in chosen.items()
-    ]
+    def make_tensors():
+        return list(make_inputs(op, rows, columns).values())
+
+    candidates = {PEER[op]: peers[op], **{name: candidate(config) for name, config in chosen.items()}}
+    timing |= {"nbytes": bytes_moved(op, rows, columns)}
+    timings = bench.compare(candidates, make_tensors, PEER[op], **timing)
+    labels = {
+        name: {"op": op, "config": str(each), "shape": [rows, columns]} for name, each in chosen.items()
+    }
+    return [label | timings[name].row() for name, label in labels.items()]
 
 
 @_experiment("ch14_descriptors_speed")
 def measure_speed():
     """Measure the variants of every operation against torch, with 1 to 1.5 GiB moved."""
-    return [
-        row
-        for op in OPS
-        for shape in SHAPES[op]
-        for row in time_against_torch(op, runnable_configs(op), *shape)
-    ]
+    cases = [(op, runnable_configs(op), *shape) for op in OPS for shape in SHAPES[op]]
+    return [row for case in cases for row in time_against_torch(*case)]
 
 
 @results.experiment("ch14_descriptors_launch", launch_cost.source)
@@ -213,13 +190,8 @@ def compile_for_targets(targets=device.TARGETS[1:], ops=OPS) -> list[dict]:
     reports = build.disassemble([job for *_, job in jobs])
     rows = []
     for (op, name, _), report in zip(jobs, reports):
-        row = {
-            "op": op,
-            **report.row(),
-            "name": name,
-            "gather4": report.ptx.count("tile::gather4"),
-            "loads_16b": report.ptx.count("ld.global.v4"),
-        }
+        row = {"op": op, **report.row(), "name": name}
+        row |= {"gather4": report.ptx.count("tile::gather4"), "loads_16b": report.ptx.count("ld.global.v4")}
         try:
             counts = build.sass_counts(report.cubin) if report.cubin else {}
             row |= {opcode: counts[opcode] for opcode in ("UTMALDG", "UTMASTG", "LDG", "STG") if counts}

@@ -27,46 +27,27 @@ ROWS, WIDE = 8, 64  # of int16: a row is 128 bytes
 CANARY = -7
 WAYS = ("host", "device")
 LIMIT_S = 120
-# Each rule with its reason, and what differs from a tile that keeps it: 8 x 64 of int16, at the start of a matrix with
-# rows of 128 bytes.
-RULES = {
-    "none is broken": ("", {}),
-    "start at 16 bytes": (
-        "TMA moves units of 16 bytes: a map's address is a multiple of them.",
-        {"offset": 1},
-    ),
-    "rows 16 bytes apart": (
-        "The stride of a map is a multiple of 16 bytes as well: each row starts with a whole unit.",
-        {"stride": 65},
-    ),
-    "last stride 1": (
-        "A map has no stride for the innermost dimension: its elements are neighbours.",
-        {"last": 2, "stride": 128},
-    ),
-    "tile 16 bytes wide": ("A row of a box consists of whole units, at least one.", {"block": (8, 4)}),
-    "powers of two": (
-        "This rule is Triton's: each side of a block is a power of two. A box may have other sides.",
-        {"block": (8, 48)},
-    ),
-    "at most 1,048,576": (
-        "This rule is Triton's, too: a block has at most 2^20 elements.",
-        {"block": (2048, 1024)},
-    ),
-    "tiles start at 16 bytes": ("A box, too, starts with a whole unit of its row.", {"shift": 1}),
-    "rows end at 16 bytes": (
-        "A store writes whole units, also where the tensor ends within one.",
-        {"columns": 63},
-    ),
-    "an allocator is set": (
-        "A map that a program makes lies in global memory, which the launch has to provide.",
-        {"allocator": False},
-    ),
-    "a context in the thread": (
-        "The driver encodes a map only in a thread with a CUDA context. Triton asks for a "
-        "context only later.",
-        {"context": False},
-    ),
+REASONS = {
+    "none is broken": "",
+    "start at 16 bytes": "TMA moves units of 16 bytes: a map's address is a multiple of them.",
+    "rows 16 bytes apart": "The stride of a map is a multiple of 16 bytes as well: each row starts with a whole unit.",
+    "last stride 1": "A map has no stride for the innermost dimension: its elements are neighbours.",
+    "tile 16 bytes wide": "A row of a box consists of whole units, at least one.",
+    "powers of two": "This rule is Triton's: each side of a block is a power of two. A box may have other sides.",
+    "at most 1,048,576": "This rule is Triton's, too: a block has at most 2^20 elements.",
+    "tiles start at 16 bytes": "A box, too, starts with a whole unit of its row.",
+    "rows end at 16 bytes": "A store writes whole units, also where the tensor ends within one.",
+    "an allocator is set": "A map that a program makes lies in global memory, which the launch has to provide.",
+    "a context in the thread": "The driver encodes a map only in a thread with a CUDA context. Triton asks for a "
+    "context only later.",
 }
+# What breaks each rule in a tile that keeps it: 8 x 64 of int16, at the start of a matrix with rows of 128 bytes.
+CHANGES = {"start at 16 bytes": {"offset": 1}, "rows 16 bytes apart": {"stride": 65}}
+CHANGES |= {"last stride 1": {"last": 2, "stride": 128}, "tile 16 bytes wide": {"block": (8, 4)}}
+CHANGES |= {"powers of two": {"block": (8, 48)}, "at most 1,048,576": {"block": (2048, 1024)}}
+CHANGES |= {"tiles start at 16 bytes": {"shift": 1}, "rows end at 16 bytes": {"columns": 63}}
+CHANGES |= {"an allocator is set": {"allocator": False}, "a context in the thread": {"context": False}}
+RULES = {rule: (reason, CHANGES.get(rule, {})) for rule, reason in REASONS.items()}
 
 
 @triton.jit

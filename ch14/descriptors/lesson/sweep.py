@@ -22,44 +22,14 @@ def grid(op: str) -> list[TileConfig]:
     """Return tiles from 0.5 to 16 KiB, moved in every way that all GPUs have, in loops short, long and to the end."""
     if op == "gather":
         looped = tiles = [(1, width) for width in (256, 512, 1024, 2048, 4096)]
-        by_threads = [
-            (1, 1024, 4),
-            (1, 2048, 8),
-            (1, 4096, 8),
-            (2, 1024, 8),
-            (4, 256, 4),
-            (4, 512, 8),
-            (4, 1024, 8),
-            (16, 256, 8),
-        ]
+        by_threads = [(1, 1024, 4), (1, 2048, 8), (1, 4096, 8), (2, 1024, 8), (4, 256, 4), (4, 512, 8)]
+        by_threads += [(4, 1024, 8), (16, 256, 8)]
     else:
-        tiles = [
-            (1, 1024),
-            (1, 2048),
-            (2, 512),
-            (2, 1024),
-            (4, 256),
-            (4, 512),
-            (4, 2048),
-            (8, 256),
-            (8, 1024),
-            (64, 64),
-            *((0, width) for width in (512, 1024, 2048, 4096)),
-        ]
+        tiles = [(1, 1024), (1, 2048), (2, 512), (2, 1024), (4, 256), (4, 512), (4, 2048), (8, 256)]
+        tiles += [(8, 1024), (64, 64), *((0, width) for width in (512, 1024, 2048, 4096))]
         looped = [(2, 1024), (4, 256), (4, 2048), (0, 1024), (0, 4096)]
-        by_threads = [
-            (1, 1024, 4),
-            (1, 2048, 8),
-            (1, 2048, 4),
-            (1, 4096, 8),
-            (2, 2048, 8),
-            (8, 256, 8),
-            (0, 1024, 4),
-            (0, 2048, 8),
-            (0, 2048, 4),
-            (0, 4096, 8),
-            (0, 8192, 8),
-        ]
+        by_threads = [(1, 1024, 4), (1, 2048, 8), (1, 2048, 4), (1, 4096, 8), (2, 2048, 8), (8, 256, 8)]
+        by_threads += [(0, 1024, 4), (0, 2048, 8), (0, 2048, 4), (0, 4096, 8), (0, 8192, 8)]
     # Tiles per CTA, stages, CTAs per SM. A program that makes its own maps needs many tiles to pay for them.
     loops = {
         "host": [(0, 3, 4), (0, 3, 16), (4, 2, 1), (16, 3, 1)],
@@ -88,11 +58,7 @@ class DescriptorSpace(Space):
     axes = {
         "tile": lambda c: " × ".join(map(str, c.block)),
         "way": lambda c: f"{c.way}, {c.num_warps} warp{'s' * (c.num_warps > 1)}",
-        "loop": lambda c: (
-            f"{c.tiles_per_cta} tile{'s' * (c.tiles_per_cta > 1)} per CTA"
-            if c.tiles_per_cta
-            else f"{c.ctas_per_sm} CTAs per SM"
-        ),
+        "loop": lambda c: c.describe_loop(),
         "stages": lambda c: f"{c.stages} stage{'s' * (c.stages > 1)}",
     }
     record = "ch14_descriptors_sweep"
@@ -156,9 +122,8 @@ class DescriptorSpace(Space):
 @results.experiment("ch14_descriptors_sweep", source)
 def measure_sweep():
     """Measure the grid of every operation, at each of its shapes, through the engine."""
-    return [
-        row for op in OPS for shape in SHAPES[op] for row in record_rows(grid(op), DescriptorSpace(shape, op))
-    ]
+    spaces = [DescriptorSpace(shape, op) for op in OPS for shape in SHAPES[op]]
+    return [row for space in spaces for row in record_rows(grid(space.dtype), space)]
 
 
 def summarise(rows: list[dict]) -> list[dict]:
@@ -166,16 +131,15 @@ def summarise(rows: list[dict]) -> list[dict]:
     groups: dict[tuple, list[dict]] = {}
     for row in sorted((row for row in rows if row["status"] == "ok"), key=lambda row: -row["ratio"]):
         groups.setdefault((row["dtype"], tuple(row["shape"]), row["name"]), []).append(row)
-    return [
-        {
+    found = []
+    for (op, shape, way), ok in sorted(groups.items()):
+        best, median, worst = ok[0], ok[len(ok) // 2], ok[-1]
+        row = {
             "op": op,
             "shape": f"{shape[0]} × {shape[1]}",
             "way": way,
             "of": len(ok),
-            "best": ok[0]["config"],
-            "ratio": ok[0]["ratio"],
-            "median": ok[len(ok) // 2]["ratio"],
-            "worst": ok[-1]["ratio"],
+            "best": best["config"],
         }
-        for (op, shape, way), ok in sorted(groups.items())
-    ]
+        found.append(row | {"ratio": best["ratio"], "median": median["ratio"], "worst": worst["ratio"]})
+    return found

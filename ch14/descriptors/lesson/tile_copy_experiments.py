@@ -61,15 +61,13 @@ class CopySpace(DescriptorSpace):
 
     def job(self, config):
         tile = f"tensordesc<bf16[{config.block_m}, {config.block_n}]>"
-        return build.Job(
+        kernel, signature = (
             "ch14.descriptors.lesson.tile_copy:copy_tma_kernel",
-            {"source": tile, "destination": tile},
-            {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n},
-            self.target,
-            config.num_warps,
-            config.num_stages,
-            name=str(config),
+            dict(source=tile, destination=tile),
         )
+        constants = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+        options = (self.target, config.num_warps, config.num_stages)
+        return build.Job(kernel, signature, constants, *options, name=str(config))
 
     @staticmethod
     def count_bytes(config) -> int:

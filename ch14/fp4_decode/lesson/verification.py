@@ -21,14 +21,9 @@ def make_packed(form: str, rows: int, columns: int, where="cuda", tiled: bool = 
     x = torch.randn(rows, columns, device=where) * sizes.repeat_interleave(16, 1)[:, :columns]
     made = number_formats.quantise(x, number_formats.lookup(form))
     pair = None if made.tensor_scale is None else torch.cat([made.tensor_scale, 1 / made.tensor_scale])
-    return Packed(
-        made.format,
-        (rows, columns),
-        packing.pack(made.codes, made.format.element.bits).contiguous(),
-        packing.tile_scales(made.scales) if tiled else made.scales,
-        pair,
-        tiled,
-    )
+    values = packing.pack(made.codes, made.format.element.bits).contiguous()
+    scales = packing.tile_scales(made.scales) if tiled else made.scales
+    return Packed(made.format, (rows, columns), values, scales, pair, tiled)
 
 
 def places(reference_on: str) -> tuple[str, str]:

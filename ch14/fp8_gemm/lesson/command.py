@@ -15,6 +15,10 @@ MODES = {
 }
 
 
+def _require(m: int, n: int, k: int) -> str:
+    return "N a multiple of 8 and K of 128" if n % fp8_gemm.N_MULTIPLE or k % BLOCK else ""
+
+
 def _find_configs(options: cli.Options) -> dict:
     sms = device.current().sms or device.KNOWN["H200"].sms
     return {"best": fp8_gemm.find_best(*options.mnk, sms)[0], **fp8_gemm.configs()}
@@ -34,14 +38,7 @@ COMMAND = cli.Command(
     module="ch14.fp8_gemm",
     description="Check and time fp8 with block scales against torch's scaled_mm; with --compile only compile it.",
     options={
-        "mnk": cli.sizes(
-            "M,N,K",
-            (4096, 4096, 7168),
-            largest=fp8_gemm.LARGEST,
-            rule=lambda m, n, k: (
-                "N a multiple of 8 and K of 128" if n % fp8_gemm.N_MULTIPLE or k % BLOCK else ""
-            ),
-        ),
+        "mnk": cli.sizes("M,N,K", (4096, 4096, 7168), largest=fp8_gemm.LARGEST, rule=_require),
         "config": cli.configs(_find_configs, "best", f"{', '.join(fp8_gemm.configs())}, best or all"),
         "compile": cli.flag("compile only, for sm_90a; needs no GPU"),
         "mode": cli.choice(MODES, None, "an experiment at fixed shapes; recorded figures without a GPU"),

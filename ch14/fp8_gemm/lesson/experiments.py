@@ -21,13 +21,8 @@ from tilelab.measure import bench, check, peers
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
 
-SHAPES = (
-    (4096, 4096, 4096),
-    (8192, 8192, 8192),
-    (4096, 7168, 16384),
-    (4096, 24576, 1536),
-    (4096, 4096, 7168),
-)
+SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 7168, 16384))
+SHAPES += ((4096, 24576, 1536), (4096, 4096, 7168))
 
 LONG, CUBE, SPLIT = SHAPES[2], SHAPES[1], (128, 4096, 16384)
 
@@ -93,17 +88,10 @@ def measure(candidates: dict, shape, checks: dict | None = None, **timing) -> li
     """Return rows of `candidates` on `fp8_operands(*shape)`, the peer first. Those that `checks` found wrong are not
     timed."""
     checks, (m, n, k) = checks or {}, shape
-    right = {
-        name: each for name, each in candidates.items() if checks.get(name, {}).get("status", "ok") == "ok"
-    }
-    found = bench.compare(
-        right,
-        lambda: fp8_operands(*shape),
-        next(iter(candidates)),
-        flops=2 * m * n * k,
-        nbytes=operand_bytes(*shape),
-        **timing,
-    )
+    wrong = {name for name, row in checks.items() if row.get("status", "ok") != "ok"}
+    right = {name: each for name, each in candidates.items() if name not in wrong}
+    timing |= {"flops": 2 * m * n * k, "nbytes": operand_bytes(*shape)}
+    found = bench.compare(right, lambda: fp8_operands(*shape), next(iter(candidates)), **timing)
     rows = []
     for name in candidates:
         row = found[name].row() if name in found else {"name": name}
@@ -113,13 +101,8 @@ def measure(candidates: dict, shape, checks: dict | None = None, **timing) -> li
 
 def clock_under_load(launch, seconds: float = 0.5) -> dict:
     """Return {ghz, watts} of the GPU while `launch` runs repeatedly, as nvidia-smi reads them; {} without it."""
-    command = [
-        "nvidia-smi",
-        "--query-gpu=clocks.sm,power.draw",
-        "--format=csv,noheader,nounits",
-        "-i",
-        f"GPU-{torch.cuda.get_device_properties().uuid}",
-    ]
+    command = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
+    command += ["-i", f"GPU-{torch.cuda.get_device_properties().uuid}"]
     query, begun = None, time.perf_counter()
     with ThreadPoolExecutor(1) as pool:
         while query is None or not query.done():
@@ -143,10 +126,8 @@ def _verify_with_config(shape, config=None) -> dict:
 @experiment("ch14_blockscaled_fp8", functools.partial(provenance.source_hash, *FP8_SOURCES))
 def measure_shapes():
     """Measure fp8 with block scales beside torch's, and fp8 with one scale per matrix; at LONG also the clock."""
-    rows, candidates = (
-        [],
-        {"torch": prepare_torch, "course": prepare_course(), "one scale": prepare_one_scale},
-    )
+    candidates = {"torch": prepare_torch, "course": prepare_course(), "one scale": prepare_one_scale}
+    rows = []
     build.compile_ahead(fp8_jobs({*map(best_config, SHAPES)}))
     for shape in SHAPES:
         rows += measure(candidates, shape, {"course": _verify_with_config(shape)})
@@ -174,31 +155,23 @@ def measure_peers():
         if deep_gemm.reason:
             rows.append(peers.fail(deep_gemm, deep_gemm.reason) | row)
             continue
-        rows += [
-            found | row
-            for found in peers.compare(
-                prepare_course(),
-                {deep_gemm: deep_gemm.prepare_fp8},
-                functools.partial(fp8_operands, *shape),
-                functools.partial(find_fault, fp8_operands(*shape)),
-                verify_fp8(shape),
-                flops=2 * m * n * k,
-                nbytes=operand_bytes(*shape),
-                rounds=12,
-                warm_s=0.15,
-            )
-        ]
+        found = peers.compare(
+            prepare_course(),
+            {deep_gemm: deep_gemm.prepare_fp8},
+            functools.partial(fp8_operands, *shape),
+            functools.partial(find_fault, fp8_operands(*shape)),
+            verify_fp8(shape),
+            **{"flops": 2 * m * n * k, "nbytes": operand_bytes(*shape), "rounds": 12, "warm_s": 0.15},
+        )
+        rows += [each | row for each in found]
     return rows
 
 
 def find_fault(tensors, prepare) -> str:
     """Return what is wrong with the product that a candidate of bench.compare computes, or ""."""
     error = check.relative_error(prepare(*tensors)(), fp8_gemm.spec(*tensors[:4]))
-    return (
-        ""
-        if error <= check.TOLERANCE[BF16]
-        else f"the error {error:.1e} is above {check.TOLERANCE[BF16]:.1e}"
-    )
+    limit = check.TOLERANCE[BF16]
+    return "" if error <= limit else f"the error {error:.1e} is above {limit:.1e}"
 
 
 def unsplit_configs(split: Fp8Config) -> dict[str, Fp8Config]:
@@ -206,10 +179,8 @@ def unsplit_configs(split: Fp8Config) -> dict[str, Fp8Config]:
 
     They start as early as `split` does, so that the split is the only advantage that it may have.
     """
-    whole = {
-        f"unsplit, {name}": dataclasses.replace(config, pdl=split.pdl)
-        for name, config in fp8_gemm.configs().items()
-    }
+    known = fp8_gemm.configs()
+    whole = {f"unsplit, {name}": dataclasses.replace(known[name], pdl=split.pdl) for name in known}
     same = dataclasses.replace(split, splits=1)
     return whole if same in whole.values() else whole | {"same tile, unsplit": same}
 
@@ -224,11 +195,7 @@ def measure_thin_products():
         checks = {"course": _verify_with_config(shape)}
         rows += measure({"torch": prepare_torch, "course": prepare_course()}, shape, checks, **timing)
     candidates = {"torch": prepare_torch} | {name: prepare_course(config) for name, config in named.items()}
-    rows += measure(
-        candidates,
-        SPLIT,
-        {name: _verify_with_config(SPLIT, config) for name, config in named.items()},
-        **timing,
-    )
+    checks = {name: _verify_with_config(SPLIT, config) for name, config in named.items()}
+    rows += measure(candidates, SPLIT, checks, **timing)
     copy = bench.ceilings().copy_gbps
     return [row | ({"share": row["gbps"] / copy} if "gbps" in row else {}) for row in rows]

@@ -158,15 +158,10 @@ def show_epilogue_warps(record: results.Record | None = None) -> results.Table |
     if record is None:
         return "ch14_blockscaled_epilogue_warps is not recorded."
     columns = ["epilogue", "name", "ms", "peer_ms", "ratio", "spread", "status", "reason"]
-    rows = [
-        row | ({"ratio": None, "peer_ms": None, "spread": None} if row["name"] == BESIDE else {})
-        for row in record.rows
-    ]
-    return results.table(
-        rows,
-        f"{list(EPILOGUE_SHAPES[1])}; the peer is {BESIDE}; {record.label()}",
-        [each for each in columns if any(row.get(each) for row in rows)],
-    )
+    unknown = dict.fromkeys(("ratio", "peer_ms", "spread"))
+    rows = [row | (unknown if row["name"] == BESIDE else {}) for row in record.rows]
+    caption = f"{list(EPILOGUE_SHAPES[1])}; the peer is {BESIDE}; {record.label()}"
+    return results.table(rows, caption, [each for each in columns if any(row.get(each) for row in rows)])
 
 
 def vary_stages(config: Fp8Config) -> dict[str, Fp8Config]:
@@ -180,17 +175,12 @@ def vary_stages(config: Fp8Config) -> dict[str, Fp8Config]:
 
 def group_configs(sms: int = 132) -> list[tuple[str, str, tuple[int, int, int], dict[str, Fp8Config]]]:
     """Return (claim, what, shape, configurations); the first configuration of a group is the peer of the others."""
-    warps = {
-        f"{4 * consumers} warps, {scratch} scratch": Fp8Config(
-            consumers=consumers, scratch=scratch, num_stages=4
-        )
-        for consumers, scratch in ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1))
-    }
-    square = Fp8Config()
-    split = {
-        f"{splits} split{'s' * (splits > 1)}": dataclasses.replace(square, splits=splits)
-        for splits in (1, 2, 4)
-    }
+    warps, split, square = {}, {}, Fp8Config()
+    for consumers, scratch in ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1)):
+        name = f"{4 * consumers} warps, {scratch} scratch"
+        warps[name] = Fp8Config(consumers=consumers, scratch=scratch, num_stages=4)
+    for splits in (1, 2, 4):
+        split[f"{splits} split{'s' * (splits > 1)}"] = dataclasses.replace(square, splits=splits)
     return [
         ("latency", "tiles of 128 x 128, bound by the tensor core", LONG, vary_stages(square)),
         ("latency", "64 rows in all, bound by memory", FEW, vary_stages(fp8_gemm.best_config(*FEW, sms))),
@@ -222,13 +212,10 @@ def verdict(claim: str, share: float) -> str:
     return "as claimed" if low <= share <= high else "less" if share < low else "more"
 
 
-def verdicts(
-    impacts: Sequence[dict],
-    epilogue: Sequence[dict],
-    thin: Sequence[dict],
-    bf16: Sequence[dict] = (),
-    workers: Sequence[dict] = (),
-) -> list[dict]:
+Rows = Sequence[dict]
+
+
+def verdicts(impacts: Rows, epilogue: Rows, thin: Rows, bf16: Rows = (), workers: Rows = ()) -> list[dict]:
     """Return a row per pair of measurements: the note's band, the time saved from one to the other, and the verdict.
 
     `bf16` are rows of `note_attempts.hopper_rows`: chapter 10's kernel at 4096 cubed. `workers` are rows of
@@ -236,59 +223,33 @@ def verdicts(
     """
     pairs, ratio = [], operator.itemgetter("ratio")  # (claim, where, slow row, fast row)
     if bf16:
-        fewest, fastest = min(bf16, key=lambda row: row["stages"]), max(bf16, key=ratio)
-        pairs.append(
-            (
-                "latency",
-                "chapter 10's bf16, tiles of 128 x 128",
-                *(
-                    row | {"name": f"{row['stages']} stages", "shape": [4096] * 3}
-                    for row in (fewest, fastest)
-                ),
-            )
-        )
-    for claim, what in dict.fromkeys((row["claim"], row["what"]) for row in impacts):
-        first, *others = [
-            row for row in impacts if (row["claim"], row["what"]) == (claim, what) and row.get("ratio")
-        ]
-        pairs.append((claim, what, first, max(others, key=ratio)))
+        rows = (min(bf16, key=lambda row: row["stages"]), max(bf16, key=ratio))
+        named = [row | {"name": f"{row['stages']} stages", "shape": [4096] * 3} for row in rows]
+        pairs.append(("latency", "chapter 10's bf16, tiles of 128 x 128", *named))
+    for key in dict.fromkeys((row["claim"], row["what"]) for row in impacts):
+        first, *others = [row for row in impacts if (row["claim"], row["what"]) == key and row.get("ratio")]
+        pairs.append((*key, first, max(others, key=ratio)))
     for shape in dict.fromkeys(tuple(row["shape"]) for row in epilogue):
         by_name = {row["name"]: row for row in epilogue if tuple(row["shape"]) == shape}
-        pairs += [
-            ("epilogue", f"{what}, K = {shape[2]}", by_name["in passes"], by_name[name])
-            for what, name in (
-                ("bias + SiLU, MXFP8 output", "all fused"),
-                ("bias + SiLU alone, quantised apart", "bias and SiLU fused"),
-            )
-        ]
+        whole, part = "bias + SiLU, MXFP8 output", "bias + SiLU alone, quantised apart"
+        for what, name in ((whole, "all fused"), (part, "bias and SiLU fused")):
+            pairs.append(("epilogue", f"{what}, K = {shape[2]}", by_name["in passes"], by_name[name]))
+    with_warps = [row for row in workers if "warp" in row["name"] and row.get("ratio")]
     for kind in dict.fromkeys(row["epilogue"] for row in workers):
-        warps = [
-            row for row in workers if row["epilogue"] == kind and "warp" in row["name"] and row.get("ratio")
-        ]
+        warps = [row for row in with_warps if row["epilogue"] == kind]
         if len(warps) > 1:
             pairs.append(("warps", f"warps of the epilogue, {kind}", warps[0], max(warps[1:], key=ratio)))
     at_split = [row for row in thin if tuple(row["shape"]) == SPLIT and row.get("ratio")]
     split = next(row for row in at_split if row["name"] == "course")
     unsplit = [row for row in at_split if "unsplit" in row["name"]]
     same_tile = next(row for row in unsplit if row["config"] == re.sub(r" · \d+ splits", "", split["config"]))
-    pairs += [
-        ("split-K", "against the same tile, unsplit", same_tile, split),
-        ("split-K", "against the fastest unsplit tile", max(unsplit, key=ratio), split),
-    ]
+    pairs.append(("split-K", "against the same tile, unsplit", same_tile, split))
+    pairs.append(("split-K", "against the fastest unsplit tile", max(unsplit, key=ratio), split))
     rows = []
     for claim, where, slow, fast in sorted(pairs, key=lambda pair: list(CLAIMED).index(pair[0])):
         # The ratios to the peers beside them, and not the times, because the clock moves.
         (low, high), share = CLAIMED[claim], 1 - slow["ratio"] / fast["ratio"]
-        rows.append(
-            {
-                "claim": claim,
-                "note": f"{low:.0%} to {high:.0%}".replace("% to", " to"),
-                "where": where,
-                "shape": slow["shape"],
-                "from": slow["name"],
-                "to": fast["name"],
-                "time saved": f"{share:.0%}",
-                "verdict": verdict(claim, share),
-            }
-        )
+        row = {"claim": claim, "note": f"{low:.0%} to {high:.0%}".replace("% to", " to"), "where": where}
+        row |= {"shape": slow["shape"], "from": slow["name"], "to": fast["name"]}
+        rows.append(row | {"time saved": f"{share:.0%}", "verdict": verdict(claim, share)})
     return rows

@@ -16,26 +16,14 @@ from tilelab.records import results
 from tilelab.runtime import provenance
 
 # What a stalled warp waits for: all reasons that ncu counts on Hopper, except `not_selected` (the warp could go on).
-REASONS = {
-    "barrier": "barrier",
-    "branch": "branch_resolving",
-    "dispatch": "dispatch_stall",
-    "drain": "drain",
-    "GMMA": "gmma",
-    "instruction cache": "no_instruction",
-    "LG throttle": "lg_throttle",
-    "long scoreboard": "long_scoreboard",
-    "math pipe": "math_pipe_throttle",
-    "membar": "membar",
-    "MIO throttle": "mio_throttle",
-    "short scoreboard": "short_scoreboard",
-    "sleeping": "sleeping",
-    "wait": "wait",
-}
-STALLS = {
-    f"stalled, {reason}": f"smsp__average_warps_issue_stalled_{metric}_per_issue_active.ratio"
-    for reason, metric in REASONS.items()
-}
+METRIC_OF = {"branch": "branch_resolving", "dispatch": "dispatch_stall", "math pipe": "math_pipe_throttle"}
+METRIC_OF["instruction cache"] = "no_instruction"
+REASONS = "barrier, branch, dispatch, drain, GMMA, instruction cache, LG throttle, long scoreboard, math pipe, membar"
+REASONS += ", MIO throttle, short scoreboard, sleeping, wait"
+STALLS = {}
+for reason in REASONS.split(", "):
+    metric = METRIC_OF.get(reason, reason.lower().replace(" ", "_"))
+    STALLS[f"stalled, {reason}"] = f"smsp__average_warps_issue_stalled_{metric}_per_issue_active.ratio"
 METRICS = {
     "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
     "issue_percent": "sm__inst_issued.avg.pct_of_peak_sustained_elapsed",
@@ -89,17 +77,10 @@ def show_profile() -> results.Table | str:
     for row in record.rows:
         longest = sorted(STALLS, key=lambda name: -row[name])[:3]
         stalls = ", ".join(f"{name.removeprefix('stalled, ')} {row[name]:.1f}" for name in longest)
-        rows.append(
-            {
-                "shape": row["shape"],
-                "name": row["name"],
-                "longest stalls, clocks per instruction": stalls,
-                "tensor pipe %": row["tensor_percent"],
-                "bank conflicts": row["conflicts"],
-                "wavefronts": row["wavefronts"],
-                "DRAM × least": (row["read_bytes"] + row["written_bytes"]) / row["least_bytes"],
-            }
-        )
+        shown = {"shape": row["shape"], "name": row["name"], "longest stalls, clocks per instruction": stalls}
+        shown |= {"tensor pipe %": row["tensor_percent"], "bank conflicts": row["conflicts"]}
+        moved = row["read_bytes"] + row["written_bytes"]
+        rows.append(shown | {"wavefronts": row["wavefronts"], "DRAM × least": moved / row["least_bytes"]})
     return results.table(rows, record.label(), list(rows[0]))
 
 

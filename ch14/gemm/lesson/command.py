@@ -17,6 +17,7 @@ from tilelab.sweeps.journal import Journal
 from tilelab.sweeps.sweep import Sweep
 
 JOURNAL = cli.file("keep each row in this JSONL file, and resume from it")
+CLAIM = "speed, bandwidth, memory; recorded figures without a GPU"
 
 
 def _open_journal(path: str, options: cli.Options) -> Journal:
@@ -30,6 +31,10 @@ def _complete(options: cli.Options) -> None:
         raise ValueError("float8 tensor cores read B with K contiguous: leave out --layout n.")
 
 
+def _tune(options: cli.Options) -> int:
+    return tune.run(GemmSpace, options.tune)
+
+
 def _measure_copies(options: cli.Options) -> results.Record:
     device.require("has_tma", "timing the copy", "read results/")
     record = tile_copy_experiments.measure_copies()
@@ -39,10 +44,8 @@ def _measure_copies(options: cli.Options) -> results.Record:
 
 def _show_claim(options: cli.Options) -> results.Record:
     record = measure_claim()
-    rows = [
-        experiments.add_bandwidth(row, record.device["name"])
-        for row in sorted(record.rows, key=lambda row: row["shape"])
-    ]
+    ordered = sorted(record.rows, key=lambda row: row["shape"])
+    rows = [experiments.add_bandwidth(row, record.device["name"]) for row in ordered]
     columns = "shape name kernel status ms tflops ratio gbps floor_percent peak_mib".split()
     options.say(
         str(results.table(rows, record.label(), columns)),
@@ -121,8 +124,7 @@ def _describe_kept(options: cli.Options) -> str:
 
 COMMAND = cli.Command(
     module="ch14.gemm",
-    description="Check and time tile configurations of a descriptor GEMM against cuBLAS; with --target only compile "
-    "them.",
+    description="Check and time tiles of a descriptor GEMM against cuBLAS; with --target only compile them.",
     options={
         "mnk": cli.sizes("M,N,K", (4096, 4096, 4096)),
         "dtype": cli.choice(ITEMSIZE, "bf16"),
@@ -136,20 +138,13 @@ COMMAND = cli.Command(
         "sweep": cli.flag("try a grid of 96 configurations, best predicted first"),
         "target": cli.target(),
         "copy": cli.flag("time the copy configurations instead of the GEMM"),
-        "claim": cli.flag(
-            "time the note's two sets and the best tile at six sizes: speed, bandwidth, memory; recorded figures "
-            "without a GPU"
-        ),
+        "claim": cli.flag(f"time the note's two sets and the best tile at six sizes: {CLAIM}"),
         "tune": cli.tune(),
         "journal": cli.Option(JOURNAL.keywords["help"], _open_journal, metavar="PATH"),
     },
     complete=_complete,
     alone={"copy": ("json",), "claim": ("json",), "tune": ()},
-    actions={
-        "tune": lambda options: tune.run(GemmSpace, options.tune),
-        "copy": _measure_copies,
-        "claim": _show_claim,
-    },
+    actions={"tune": _tune, "copy": _measure_copies, "claim": _show_claim},
     source=experiments.source,
     measure=_run_sweep,
     compile=_run_sweep,

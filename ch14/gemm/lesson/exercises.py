@@ -185,9 +185,25 @@ def check_raster(pick) -> None:
 def check_persistent(kernel) -> None:
     """Raise AssertionError unless a persistent kernel computes every tile with fewer programs than tiles."""
     lesson.require_written(kernel)
-    lesson.require_launch(prepare_with(kernel, by_descriptors, PROGRAMS), CASES, make_case, gemm.spec)
-    one = dict.fromkeys(CASES, [(129, 136, 64)])
-    lesson.require_launch(prepare_with(kernel, by_descriptors, 1), one, make_case, gemm.spec)
+
+    def find_misplaced(programs: int, writers: torch.Tensor) -> str:
+        """Return "" or which tile was not computed by every `programs`-th program alone, in row-major order."""
+        tiles = [tile for rows in writers.split(TILE) for tile in rows.split(TILE, 1)]
+        for number, tile in enumerate(tiles):
+            found = int(tile[0, 0])
+            if not bool((tile == number % programs).all()):
+                who = "several programs compute" if found == -2 else f"program {found} computes"
+                return f"{who} tile {number}, which is for program {number % programs} of {programs} alone"
+        return ""
+
+    for programs, cases in ((PROGRAMS, CASES), (1, dict.fromkeys(CASES, [(129, 136, 64)])), (7, CASES)):
+        lesson.require_launch(
+            prepare_with(kernel, by_descriptors, programs),
+            cases,
+            make_case,
+            gemm.spec,
+            judge_writers=functools.partial(find_misplaced, programs),
+        )
 
 
 def check_fit(prepare: Callable, options: dict) -> None:

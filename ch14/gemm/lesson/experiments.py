@@ -97,9 +97,7 @@ def _measure_peak_mib(config, m: int, n: int, k: int, dtype: str, layout: str) -
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def time_against_cublas(
-    chosen: list, m: int, n: int, k: int, dtype: str, layout: str, **timing
-) -> list[dict]:
+def time_against_cublas(chosen: list, m: int, n: int, k: int, dtype: str, layout: str, **how) -> list[dict]:
     """Time configurations and cuBLAS interleaved; return the fields of bench.Timing.row for each configuration."""
 
     def prepare(config):
@@ -108,13 +106,10 @@ def time_against_cublas(
         )
 
     candidates = {"cuBLAS": prepare_cublas, **{config.name: prepare(config) for config in chosen}}
-    timings = bench.compare(
-        candidates, lambda: make_inputs(m, n, k, dtype, layout), "cuBLAS", flops=2 * m * n * k, **timing
-    )
-    return [
-        {key: value for key, value in timings[config.name].row().items() if key != "name"}
-        for config in chosen
-    ]
+    fresh = functools.partial(make_inputs, m, n, k, dtype, layout)
+    timings = bench.compare(candidates, fresh, "cuBLAS", flops=2 * m * n * k, **how)
+    rows = [timings[config.name].row() for config in chosen]
+    return [{key: value for key, value in row.items() if key != "name"} for row in rows]
 
 
 def last_timing(row: dict) -> dict:
@@ -122,26 +117,16 @@ def last_timing(row: dict) -> dict:
     if "final_ratio" not in row:
         return row | {"timed": "alone"}
     kept = {key: value for key, value in row.items() if key != "spread"}  # it belongs to the first timing
-    return kept | {
-        "timed": "side by side",
-        "ms": row["final_ms"],
-        "ratio": row["final_ratio"],
-        "peer_ms": row["final_ms"] * row["final_ratio"],
-    }
+    ms, ratio = row["final_ms"], row["final_ratio"]
+    return kept | {"timed": "side by side", "ms": ms, "ratio": ratio, "peer_ms": ms * ratio}
 
 
 def label(
     config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", which: str = ""
 ) -> dict:
     """Return the fields of a row that name its configuration and its case."""
-    return {
-        "name": which or "course",
-        "config": config.name,
-        "kernel": config.name,
-        "shape": [m, n, k],
-        "dtype": dtype,
-        "layout": layout,
-    }
+    names = {"name": which or "course", "config": config.name, "kernel": config.name}
+    return names | {"shape": [m, n, k], "dtype": dtype, "layout": layout}
 
 
 def add_bandwidth(row: dict, gpu: str) -> dict:
@@ -209,11 +194,8 @@ def check_correctness() -> list[dict]:
         ]
         compile_ahead(cases)
     else:
-        small = [
-            GemmConfig(32, 64, 16, 4, 2),
-            GemmConfig(32, 64, 16, 4, 2, "persistent", 2),
-            GemmConfig(64, 192, 32, 4, 3, "persistent", 2),
-        ]
+        small = [GemmConfig(32, 64, 16, 4, 2), GemmConfig(32, 64, 16, 4, 2, "persistent", 2)]
+        small += [GemmConfig(64, 192, 32, 4, 3, "persistent", 2)]
         cases = [
             (config, *shape, "fp16", layout)
             for layout in "kn"
@@ -247,21 +229,13 @@ def measure_layers():
     def prepare(config):
         return lambda a, b, out, *_: gemm.prepare(a, b, out=out, config=config)
 
-    here, rows = device.current(), []
-    products = [
-        (
-            layer,
-            shape,
-            *gemm.find_best(*shape, "bf16", True, here.target, here.sms),
-            rank_configs("course", *shape, "bf16", here.target, here.sms)[0],
-        )
-        for layer, shape in layer_shapes.list_products()
-    ]
-    compile_ahead(
-        (config, *shape, "bf16", "k")
-        for _, shape, best, _, by_model in products
-        for config in (best, by_model)
-    )
+    here, rows, products = device.current(), [], []
+    for layer, shape in layer_shapes.list_products():
+        best, chosen = gemm.find_best(*shape, "bf16", True, here.target, here.sms)
+        by_model = rank_configs("course", *shape, "bf16", here.target, here.sms)[0]
+        products.append((layer, shape, best, chosen, by_model))
+    compile_ahead((best, *shape, "bf16", "k") for _, shape, best, _, _ in products)
+    compile_ahead((by_model, *shape, "bf16", "k") for _, shape, _, _, by_model in products)
     for layer, (m, n, k), best, chosen, by_model in products:
         found = bench.compare(
             {"cuBLAS": prepare_cublas, "best": prepare(best), "model": prepare(by_model)},
@@ -270,11 +244,8 @@ def measure_layers():
             flops=2 * m * n * k,
             **LAYER_TIMING,
         )
-        rows.append(
-            label(best, m, n, k)
-            | found["best"].row()
-            | {"name": layer, "chosen": chosen, "model_ratio": found["model"].ratio}
-        )
+        more = {"name": layer, "chosen": chosen, "model_ratio": found["model"].ratio}
+        rows.append(label(best, m, n, k) | found["best"].row() | more)
     return rows
 
 
@@ -309,12 +280,8 @@ def measure_latency():
 
 def compile_for_targets() -> list[dict]:
     """Compile the field note's two sets in bf16 for every target, which needs no GPU, and return a row for each."""
-    order = [
-        (which, config, target)
-        for which in ("conservative", "proposed")
-        for config in configs(which).values()
-        for target in device.TARGETS[1:]
-    ]
+    named = [(which, config) for which in ("conservative", "proposed") for config in configs(which).values()]
+    order = [(*each, target) for each in named for target in device.TARGETS[1:]]
     jobs = [job(config, target, b_k_major=False) for _, config, target in order]
     reports = {id(report.job): report for report in build.build(jobs)}
     return [

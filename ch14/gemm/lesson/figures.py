@@ -16,33 +16,18 @@ def draw_stage_sweep(record) -> plots.Picture:
     rows = [row for row in record.rows if row.get("ratio")]
     if not rows:
         return plots.new_figure([1], "Stages are not measured yet", record.label())[0]
-    figure, axes = plots.new_figure(
-        rows, "Stages hide the latency of a load, and cost programs per SM", record.label(), 2.8
-    )
+    title = "Stages hide the latency of a load, and cost programs per SM"
+    figure, axes = plots.new_figure(rows, title, record.label(), 2.8)
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         mine = [row for row in rows if row["kernel"] == kernel]
         tone = {"pointers": ORANGE, "descriptors": BLUE}.get(kernel, GREEN)
-        axes.errorbar(
-            [row["stages"] for row in mine],
-            [row["ratio"] for row in mine],
-            [row.get("spread") or 0 for row in mine],
-            color=tone,
-            marker="o",
-            markersize=4,
-            label=kernel,
-            capsize=2,
-        )
+        points = zip(*((row["stages"], row["ratio"], row.get("spread") or 0) for row in mine))
+        axes.errorbar(*points, color=tone, marker="o", ms=4, label=kernel, capsize=2)
         for row in mine:
             # The curves meet at one stage, so the numbers of the descriptors stand below their points.
-            axes.annotate(
-                f"{row['programs_per_sm']}",
-                (row["stages"], row["ratio"]),
-                (0, -11 if kernel == "descriptors" else 6),
-                fontsize=6.5,
-                textcoords="offset points",
-                ha="center",
-                color=tone,
-            )
+            shift = (0, -11 if kernel == "descriptors" else 6)
+            look = {"fontsize": 6.5, "textcoords": "offset points", "ha": "center", "color": tone}
+            axes.annotate(f"{row['programs_per_sm']}", (row["stages"], row["ratio"]), shift, **look)
     axes.axhline(1, color="black", linewidth=1)
     axes.set(ylim=(0, 1.15), xticks=sorted({row["stages"] for row in rows}))
     axes.set_xlabel(
@@ -50,14 +35,13 @@ def draw_stage_sweep(record) -> plots.Picture:
     )
     axes.set_ylabel("× torch.mm", fontsize=8)
     axes.legend(fontsize=7, frameon=False, loc="lower right")
-    said = "; ".join(
-        f"{kernel}: "
-        + ", ".join(f"{row['ratio']:.2f} at {row['stages']}" for row in rows if row["kernel"] == kernel)
-        for kernel in dict.fromkeys(row["kernel"] for row in rows)
-    )
+    said = {row["kernel"]: [] for row in rows}
+    for row in rows:
+        said[row["kernel"]].append(f"{row['ratio']:.2f} at {row['stages']}")
+    speeds = "; ".join(f"{name}: {', '.join(each)}" for name, each in said.items())
     return figure.describe(
         "A line for each kernel: its speed, × torch.mm, over the number of stages, with the number "
-        f"of programs per SM at each point. {said}."
+        f"of programs per SM at each point. {speeds}."
     )
 
 
@@ -72,9 +56,8 @@ def draw_ablation(records: dict[str, object]) -> plots.Picture:
     figure, axes = plots.new_figure(rows, title, label, 1.4 + 0.3 * len(names))
     axes.remove()
     colours = dict(zip(records, (BLUE, ORANGE, GREEN)))
-    for place, (kind, base, title) in enumerate(
-        (("alone", "plain", "added: × the plain kernel"), ("last", "winner", "removed: × the winner"))
-    ):
+    sides = (("alone", "plain", "added: × the plain kernel"), ("last", "winner", "removed: × the winner"))
+    for place, (kind, base, title) in enumerate(sides):
         part = figure.add_subplot(1, 2, place + 1)
         for shift, (size, record) in enumerate(records.items()):
             ran = {(row["kind"], row["ingredient"]): row for row in record.rows if row.get("ratio")}
@@ -83,19 +66,10 @@ def draw_ablation(records: dict[str, object]) -> plots.Picture:
                 row = ran.get((kind, name))
                 if not row or not of_base:
                     continue
-                factor = row["ratio"] / of_base["ratio"]
-                spread = factor * math.hypot(
-                    *((each.get("spread") or 0) / each["ratio"] for each in (row, of_base))
-                )
-                part.errorbar(
-                    factor,
-                    len(names) - line - 0.2 * shift,
-                    xerr=spread,
-                    fmt="o",
-                    markersize=4,
-                    capsize=2,
-                    color=colours[size],
-                )
+                factor, y = row["ratio"] / of_base["ratio"], len(names) - line - 0.2 * shift
+                shares = [(each.get("spread") or 0) / each["ratio"] for each in (row, of_base)]
+                look = {"fmt": "o", "ms": 4, "capsize": 2, "color": colours[size]}
+                part.errorbar(factor, y, xerr=factor * math.hypot(*shares), **look)
         part.axvline(1, color="black", linewidth=1)
         part.set_yticks([y - 0.2 for y in range(len(names), 0, -1)], names if not place else [], fontsize=7)
         part.set_ylim(0.2, len(names) + 0.4)

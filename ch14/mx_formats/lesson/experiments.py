@@ -31,9 +31,8 @@ LANES_PER_CLOCK = 128  # four schedulers per SM each issue one instruction of a 
 
 def make_matrix(rows: int, columns: int, where: str = "cpu") -> torch.Tensor:
     """Return a bfloat16 matrix with rows of very different size, zeros of both signs, and every special value."""
-    x = torch.randn(rows, columns, device=where) * torch.exp2(
-        torch.randint(-20, 20, (rows, 1), device=where).float()
-    )
+    x = torch.randn(rows, columns, device=where)
+    x *= torch.exp2(torch.randint(-20, 20, (rows, 1), device=where).float())
     x = (x * (torch.rand(rows, columns, device=where) >= 0.05)).bfloat16()
     any_bits = torch.randint(-(2**15), 2**15, (rows, columns), dtype=torch.int16, device=where)
     chosen = torch.rand(rows, columns, device=where) < 0.003
@@ -54,11 +53,9 @@ def bits_differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def find_difference(ours: number_formats.Quantised, spec: number_formats.Quantised) -> str:
     """Return "" if codes and scales are the same bits, else a sentence about the first difference."""
-    for what, a, b in (
-        ("codes", ours.codes, spec.codes),
-        ("scales", ours.scales, spec.scales),
-        ("tensor scales", ours.tensor_scale, spec.tensor_scale),
-    ):
+    for field in ("codes", "scales", "tensor_scale"):
+        a, b = (getattr(each, field) for each in (ours, spec))
+        what = field if field[-1] == "s" else "tensor scales"
         if a is None and b is None:
             continue
         wrong = bits_differ(a, b)
@@ -89,14 +86,10 @@ def verify(
         back, expected_back = mx_formats.dequantise(out), number_formats.dequantise(expected).bfloat16()
     wrong = bits_differ(back, expected_back)
     if not reason and bool(wrong.any()):
-        reason = (
-            f"{int(wrong.sum())} dequantised elements differ, first at {tuple(wrong.nonzero()[0].tolist())}"
-        )
-    edges = [
-        buffer[side]
-        for buffer in (around_values, around_scales)
-        for side in (slice(GUARD), slice(-GUARD, None))
-    ]
+        at = tuple(wrong.nonzero()[0].tolist())
+        reason = f"{int(wrong.sum())} dequantised elements differ, first at {at}"
+    sides = (slice(GUARD), slice(-GUARD, None))
+    edges = [buffer[side] for buffer in (around_values, around_scales) for side in sides]
     if any(bool((edge != POISON).any()) for edge in edges):
         reason = reason or "memory around the output was overwritten"
     return {"status": "wrong" if reason else "ok", "reason": reason}
@@ -108,15 +101,8 @@ def list_cases(names=FUSED, shapes=SHAPES) -> list[tuple]:
     for name in names:
         format, variants = number_formats.lookup(name), list(configs(name))
         ceil, tiled = ("ceil" if format.scale == "e8m0" else "floor"), format.scale != "fp32"
-        cases += [
-            (name, shape, *options)
-            for shape in shapes
-            for options in (
-                ("floor", False, variants[0]),
-                (ceil, tiled, variants[0]),
-                ("floor", tiled, variants[1]),
-            )
-        ]
+        every = [("floor", False, variants[0]), (ceil, tiled, variants[0]), ("floor", tiled, variants[1])]
+        cases += [(name, shape, *options) for shape in shapes for options in every]
     return cases
 
 
@@ -132,33 +118,24 @@ def check_correctness(names=FUSED) -> list[dict]:
     live = device.current().capability is not None
     rows, cases = [], list_cases(names, SHAPES if live else SMALL_SHAPES)
     if live:
-        quantised = [
-            mx_formats.prepare_quantise(
-                torch.empty(shape, dtype=torch.bfloat16, device="cuda"),
-                name,
-                rule=rule,
-                tiled=tiled,
-                config=variant,
-            )
-            for name, shape, rule, tiled, variant in cases
-        ]
+        quantised = []
+        for name, shape, rule, tiled, variant in cases:
+            x, how = torch.empty(shape, dtype=torch.bfloat16, device="cuda"), {"rule": rule, "tiled": tiled}
+            quantised.append(mx_formats.prepare_quantise(x, name, config=variant, **how))
         compile_ahead(quantised + [mx_formats.prepare_dequantise(launch.out) for launch in quantised])
     for name, shape, rule, tiled, variant in cases:
         config = configs(name)[variant]
         if not live:  # a small program is interpreted faster
             config = MxConfig(512, config.num_warps, config.convert)
-        rows.append(
-            {"name": name, "variant": variant, "shape": list(shape), "rule": rule, "tiled": tiled}
-            | verify(name, shape, rule, tiled, config)
-        )
+        row = {"name": name, "variant": variant, "shape": list(shape), "rule": rule, "tiled": tiled}
+        rows.append(row | verify(name, shape, rule, tiled, config))
     return rows
 
 
 def source() -> str:
     """Return the hash of the code that is measured."""
-    return provenance.source_hash(
-        kernels, mx_formats, pathlib.Path(mx_formats.__file__).with_name("configs.py")
-    )
+    configurations = pathlib.Path(mx_formats.__file__).with_name("configs.py")
+    return provenance.source_hash(kernels, mx_formats, configurations)
 
 
 _experiment = functools.partial(
@@ -177,19 +154,14 @@ def compare_with_copy(
     """Time candidates, interleaved with torch's copy of x. `ratio` is a candidate's bandwidth / the copy's."""
 
     def make_inputs():
-        return torch.randn(shape, device="cuda").bfloat16(), torch.empty(
-            shape, dtype=torch.bfloat16, device="cuda"
-        )
+        x = torch.randn(shape, device="cuda").bfloat16()
+        return x, torch.empty_like(x)
 
     tensors = make_inputs()
-    compile_ahead(
-        launch
-        for candidate in candidates.values()
-        if isinstance(launch := candidate(*tensors), mx_formats.KernelLaunch)
-    )
-    timings = bench.compare(
-        {"torch copy": lambda x, y: lambda: y.copy_(x), **candidates}, make_inputs, "torch copy", **timing
-    )
+    launches = [candidate(*tensors) for candidate in candidates.values()]
+    compile_ahead(each for each in launches if isinstance(each, mx_formats.KernelLaunch))
+    every = {"torch copy": lambda x, y: lambda: y.copy_(x), **candidates}
+    timings = bench.compare(every, make_inputs, "torch copy", **timing)
     rows = []
     for name in candidates:
         row = timings[name].row() | {"shape": list(shape)}
@@ -226,13 +198,10 @@ def measure_speed():
     spec = {("mxfp8_e4m3", "spec"): lambda x, _: lambda: number_formats.quantise(x, mxfp8)}
     nbytes = {key: bytes_moved(key[0]) for key in candidates | spec}
     nbytes["nvfp4", "own scale"] += 2 * LARGE[0] * LARGE[1]  # x is read twice
-    rows = compare_with_copy(candidates, LARGE, nbytes) + compare_with_copy(
-        spec, LARGE, nbytes, rounds=4, warm_s=0
-    )
-    return [
-        {"format": row["name"][0], "what": row["name"][1]} | row | {"name": " ".join(row["name"])}
-        for row in rows
-    ]
+    rows = compare_with_copy(candidates, LARGE, nbytes)
+    rows += compare_with_copy(spec, LARGE, nbytes, rounds=4, warm_s=0)
+    names = [{"format": row["name"][0], "what": row["name"][1]} for row in rows]
+    return [name | row | {"name": " ".join(row["name"])} for name, row in zip(names, rows)]
 
 
 def grid(format: str) -> list[MxConfig]:
@@ -277,28 +246,17 @@ def count_instructions(report: build.Report) -> dict:
     opcodes = opcodes[: len(opcodes) - opcodes[::-1].index("EXIT")]
     elements = report.job.constants["BLOCK"] * report.job.constants["GROUP"] / report.threads  # per thread
     counts = collections.Counter(opcode.split(".")[0] for opcode in opcodes)
-    widths = {
-        kind: max(
-            (
-                int(part)
-                for opcode in opcodes
-                if opcode.startswith(f"{kind}.")
-                for part in opcode.split(".")
-                if part in ("64", "128")
-            ),
-            default=32,
-        )
-        for kind in ("LDG", "STG")
-    }
+
+    def find_width(kind: str) -> int:
+        words = [part for opcode in opcodes if opcode.startswith(f"{kind}.") for part in opcode.split(".")]
+        return max((int(word) for word in words if word in ("64", "128")), default=32)
+
     # From sm_100a on they come in pairs.
-    fused = {name: counts[name] + 2 * counts[f"{name}2"] for name in ("FFMA", "FMUL")}
-    return {
-        "issued": round(len(opcodes) / elements, 2),
-        "load_bits": widths["LDG"],
-        "store_bits": widths["STG"],
-        **{name: round(count / elements, 2) for name, count in fused.items()},
-        "cvt": round(sum("F2FP.SATFINITE" in opcode for opcode in opcodes) / elements, 2),
-    }
+    per_element = {name: counts[name] + 2 * counts[f"{name}2"] for name in ("FFMA", "FMUL")}
+    per_element["cvt"] = sum("F2FP.SATFINITE" in opcode for opcode in opcodes)
+    row = {"issued": round(len(opcodes) / elements, 2)}
+    row |= {"load_bits": find_width("LDG"), "store_bits": find_width("STG")}
+    return row | {name: round(count / elements, 2) for name, count in per_element.items()}
 
 
 def compile_for_targets(targets=device.TARGETS[1:]) -> list[dict]:

@@ -16,11 +16,8 @@ from ch14.mx_formats.number_formats import ELEMENTS, FORMATS, BlockFormat
 from tilelab import views
 from tilelab.records import results
 
-SCALE_LABELS = {
-    "mxfp8_e4m3": "MXFP8, 32 per scale",
-    "mxfp4": "MXFP4, 32 per scale",
-    "nvfp4": "NVFP4, 16 per scale",
-}
+SCALE_LABELS = {"mxfp8_e4m3": "MXFP8, 32 per scale", "mxfp4": "MXFP4, 32 per scale"}
+SCALE_LABELS["nvfp4"] = "NVFP4, 16 per scale"
 
 
 def make_block(data: str, format: BlockFormat, seed: int = 0) -> torch.Tensor:
@@ -32,15 +29,11 @@ def make_block(data: str, format: BlockFormat, seed: int = 0) -> torch.Tensor:
 
 
 def _elements() -> dict:
-    return {
-        name: {
-            "name": name,
-            "exponentBits": element.exponent_bits,
-            "mantissaBits": element.mantissa_bits,
-            "specials": element.specials,
-        }
-        for name, element in ELEMENTS.items()
-    }
+    found = {}
+    for name, each in ELEMENTS.items():
+        bits = {"exponentBits": each.exponent_bits, "mantissaBits": each.mantissa_bits}
+        found[name] = {"name": name, **bits, "specials": each.specials}
+    return found
 
 
 def number_line(element: str = "e2m1", value: float = 2.9) -> views.View:
@@ -75,19 +68,14 @@ def block(format: str = "mxfp4", data: str = "outliers", rule: str = "floor", se
     kinds["ramp"] = make_block("ramp", chosen)[0].tolist()
     if chosen.block[1] < widest.block[1]:  # wider blocks repeat the ramp
         kinds["ramp"] *= widest.block[1] // chosen.block[1]
-    content = {
-        "kind": "block",
-        "elements": _elements(),
-        "blocks": kinds,
-        "formats": {
-            name: {"element": each.element.name, "scale": each.scale, "block": each.block[1]}
-            for name, each in one_row.items()
-        },
-        "start": {"format": format, "rule": rule, "data": data},
+    content = {"kind": "block", "elements": _elements(), "blocks": kinds}
+    content["formats"] = {
+        name: {"element": each.element.name, "scale": each.scale, "block": each.block[1]}
+        for name, each in one_row.items()
     }
-    return views.View(
-        "formats", content, picture=figures.values_picture(make_block(data, chosen, seed), chosen, rule)
-    )
+    content["start"] = {"format": format, "rule": rule, "data": data}
+    picture = figures.values_picture(make_block(data, chosen, seed), chosen, rule)
+    return views.View("formats", content, picture=picture)
 
 
 def scale_layout(
@@ -106,24 +94,11 @@ def scale_layout(
     marked = torch.zeros(shape[0], columns, dtype=torch.uint8)
     marked[row, scale] = 1
     byte = int(packing.tile_scales(marked).argmax())
-    content = {
-        "kind": "scales",
-        "formats": {
-            name: {"label": label, "block": FORMATS[name].block[1]} for name, label in SCALE_LABELS.items()
-        },
-        "start": {"format": format, "rows": shape[0], "columns": shape[1], "scale": [row, scale]},
-    }
-    said = results.table(
-        [
-            {
-                "row": row,
-                "scale": scale,
-                "byte": byte,
-                "tile": byte // 512,
-                "line": byte % 512 // 16,
-                "byte of the line": byte % 16,
-            }
-        ],
-        f"{format}, {shape[0]} × {shape[1]} elements",
-    )
+    blocks = {name: FORMATS[name].block[1] for name in SCALE_LABELS}
+    formats = {name: {"label": label, "block": blocks[name]} for name, label in SCALE_LABELS.items()}
+    start = {"format": format, "rows": shape[0], "columns": shape[1], "scale": [row, scale]}
+    content = {"kind": "scales", "formats": formats, "start": start}
+    place = {"row": row, "scale": scale, "byte": byte, "tile": byte // 512, "line": byte % 512 // 16}
+    place["byte of the line"] = byte % 16
+    said = results.table([place], f"{format}, {shape[0]} × {shape[1]} elements")
     return views.View("microscope", content, picture=figures.scales_picture(), table=said)

@@ -28,16 +28,8 @@ def scales_picture() -> plots.Picture:
     for quarter in range(4):
         y = 2.1 - 0.52 * quarter
         for column in range(4):
-            box(
-                axes,
-                0.45 + 0.18 * column,
-                y,
-                0.17,
-                0.46,
-                lighten(QUARTERS[quarter], 0.7),
-                "white",
-                linewidth=0.5,
-            )
+            tone = lighten(QUARTERS[quarter], 0.7)
+            box(axes, 0.45 + 0.18 * column, y, 0.17, 0.46, tone, "white", linewidth=0.5)
             if quarter == 0:
                 write(axes, 0.535 + 0.18 * column, 2.66, str(column))
         write(axes, 1.25, y + 0.23, f"rows {32 * quarter} to {32 * quarter + 31}", "left")
@@ -47,16 +39,8 @@ def scales_picture() -> plots.Picture:
         write(axes, 2.85, y + 0.13, f"byte {16 * row}", "right")
         for column in range(16):
             owner = int(tiled[16 * row + column])
-            box(
-                axes,
-                2.95 + 0.27 * column,
-                y,
-                0.26,
-                0.26,
-                lighten(QUARTERS[owner // 32], 0.7),
-                "white",
-                linewidth=0.5,
-            )
+            tone = lighten(QUARTERS[owner // 32], 0.7)
+            box(axes, 2.95 + 0.27 * column, y, 0.26, 0.26, tone, "white", linewidth=0.5)
             write(axes, 3.08 + 0.27 * column, y + 0.13, str(owner))
     for column in range(16):
         write(axes, 3.08 + 0.27 * column, 2.5, str(column % 4), color=plots.GREY)
@@ -93,9 +77,8 @@ def code_picture(element: Element, code: int) -> plots.Picture:
     """Draw the bits of a code, and its place among all magnitudes."""
     description = describe(element, code)
     title = description.split(": ")[0] + ": " + description.split(" is ")[1].split(";")[0]
-    figure, axes = canvas(
-        title, "sign, exponent, mantissa; below, all magnitudes on a logarithmic axis", 5.5, 1.9
-    )
+    source = "sign, exponent, mantissa; below, all magnitudes on a logarithmic axis"
+    figure, axes = canvas(title, source, 5.5, 1.9)
     tones = [SIGN] + [EXPONENT] * element.exponent_bits + [MANTISSA] * element.mantissa_bits
     for index, (bit, tone) in enumerate(zip(f"{code:0{element.bits}b}", tones)):
         box(axes, 0.3 + 0.36 * index, 1.05, 0.33, 0.33, lighten(tone, 0.55), "black", linewidth=0.6)
@@ -110,13 +93,8 @@ def code_picture(element: Element, code: int) -> plots.Picture:
     axes.plot([0.3, 5.2], [0.6, 0.6], color=plots.GREY, linewidth=0.8)
     magnitude = code & (2 ** (element.bits - 1) - 1)
     for index, x in enumerate(positions):
-        here = index == magnitude
-        axes.plot(
-            [x, x],
-            [0.52, 0.78 if here else 0.68],
-            color=SIGN if here else "black",
-            linewidth=2 if here else 0.6,
-        )
+        top, tone, width = (0.78, SIGN, 2) if index == magnitude else (0.68, "black", 0.6)
+        axes.plot([x, x], [0.52, top], color=tone, linewidth=width)
     for index in (0, element.codes - 1) if element.codes > 32 else (0, 1, element.codes - 1):
         write(axes, positions[index], 0.4, f"{float(numbers[index]):g}")
     return figure.describe(
@@ -131,10 +109,8 @@ def values_picture(x: torch.Tensor, format: BlockFormat, rule: str = "floor") ->
     The title states the scale, the error, and how many elements have the largest code or became zero.
     """
     quantised = number_formats.quantise(x, format, rule)
-    back, scale = (
-        number_formats.dequantise(quantised)[0],
-        float(number_formats.scale_values(quantised).flatten()[0]),
-    )
+    back = number_formats.dequantise(quantised)[0]
+    scale = float(number_formats.scale_values(quantised).flatten()[0])
     error = float((back - x[0].float()).norm() / x.float().norm().clamp(min=1e-30))
     largest = int((number_formats.decode(quantised.codes, format.element).abs() == format.element.max).sum())
     code = f" (code {int(quantised.scales.flatten()[0])})" if format.scale != "fp32" else ""
@@ -142,12 +118,8 @@ def values_picture(x: torch.Tensor, format: BlockFormat, rule: str = "floor") ->
         f"{format.name}: scale {scale:.4g}{code}, error {error:.1%} of the block's norm; {largest} at "
         f"±{format.element.max:g}, {int(((back == 0) & (x[0] != 0)).sum())} became zero"
     )
-    figure, axes = plots.new_figure(
-        [1],
-        title,
-        "lines: the numbers; points: what is left; grey: what the format can say at this scale",
-        2.9,
-    )
+    source = "lines: the numbers; points: what is left; grey: what the format can say at this scale"
+    figure, axes = plots.new_figure([1], title, source, 2.9)
     numbers = number_formats.decode(torch.arange(format.element.codes), format.element) * scale
     for number in numbers.tolist() if format.element.codes <= 32 else [float(numbers[-1])]:
         for sign in (1, -1):
@@ -171,11 +143,9 @@ def strip_errors(data: str = "activations", row: int = 0, count: int = 64) -> di
     """Return the errors of `count` elements of a row, over the RMS of these elements, for each of ERROR_FORMATS."""
     x = errors.make_data(data)
     part = x[row, :count].double()
-    return {
-        name: (errors.round_trip(x, number_formats.lookup(name))[row, :count] - part)
-        / part.square().mean().sqrt()
-        for name in ERROR_FORMATS
-    }
+    rms = part.square().mean().sqrt()
+    rounded = {name: errors.round_trip(x, number_formats.lookup(name)) for name in ERROR_FORMATS}
+    return {name: (each[row, :count] - part) / rms for name, each in rounded.items()}
 
 
 def strip_picture(data: str = "gaussian", row: int = 0) -> plots.Picture:
@@ -201,13 +171,9 @@ def strip_picture(data: str = "gaussian", row: int = 0) -> plots.Picture:
         rms = float(strip.square().mean().sqrt())
         write(axes, left + wide + 0.1, y, f"RMS {rms:.3f}", "left", 7.5)
         write(axes, left + wide + 0.8, y, f"worst {float(strip.abs().max()):.2f}", "left", 7.5)
-    return figure.describe(
-        "Errors of the same 64 elements in "
-        + ", ".join(
-            f"{name} (RMS {float(strip.square().mean().sqrt()):.3f})" for name, strip in strips.items()
-        )
-        + "."
-    )
+    rms = {name: float(strip.square().mean().sqrt()) for name, strip in strips.items()}
+    said = ", ".join(f"{name} (RMS {each:.3f})" for name, each in rms.items())
+    return figure.describe(f"Errors of the same 64 elements in {said}.")
 
 
 def errors_picture(rows: list[dict], names: dict[str, str]) -> plots.Picture:
@@ -220,17 +186,8 @@ def errors_picture(rows: list[dict], names: dict[str, str]) -> plots.Picture:
         0.9 + 0.27 * len(names),
     )
     for kind, tone, marker in zip(errors.DATA, QUARTERS, "osD^"):
-        axes.plot(
-            [by[name][kind] for name in names],
-            range(len(names))[::-1],
-            marker,
-            color=tone,
-            markersize=6,
-            markeredgecolor="black",
-            markeredgewidth=0.5,
-            label=kind,
-            linestyle="none",
-        )
+        look = {"color": tone, "ms": 6, "mec": "black", "mew": 0.5, "ls": "none"}
+        axes.plot([by[name][kind] for name in names], range(len(names))[::-1], marker, label=kind, **look)
     axes.set_xscale("log")
     ticks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -239,12 +196,6 @@ def errors_picture(rows: list[dict], names: dict[str, str]) -> plots.Picture:
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.legend(fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-    return figure.describe(
-        "RMS errors over the RMS of the data: "
-        + "; ".join(
-            f"{label} {min(by[name][kind] for kind in errors.DATA):.3f} to "
-            f"{max(by[name][kind] for kind in errors.DATA):.3f}"
-            for name, label in names.items()
-        )
-        + "."
-    )
+    found = {label: [by[name][kind] for kind in errors.DATA] for name, label in names.items()}
+    said = "; ".join(f"{label} {min(each):.3f} to {max(each):.3f}" for label, each in found.items())
+    return figure.describe(f"RMS errors over the RMS of the data: {said}.")

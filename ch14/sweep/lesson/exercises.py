@@ -1,12 +1,16 @@
-"""The exercise of the notebook `ch14_sweep` in which a reader writes the check that a sweep needs before it times."""
+"""The checks of the exercises of the notebook `ch14_sweep`, among them one of a check that the reader writes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+
+from tilelab.sweeps import faults
+from tilelab.sweeps.sweep import Sweep
 
 BLOCK = 64
 # Each way to be wrong, and what finds it.
@@ -53,6 +57,48 @@ def make_run(fault: str = "") -> Callable[[torch.Tensor, torch.Tensor], None]:
         double_kernel[(triton.cdiv(n + 1, BLOCK),)](x, y, n, writable, fault, BLOCK)
 
     return run
+
+
+def check_contenders(contenders: Callable[..., list[str]]) -> None:
+    """Raise AssertionError unless `contenders(rows, margin)` names all rows that may be the fastest right one."""
+    rows = [
+        {"kernel": "c", "status": "ok", "ms": 1.02},
+        {"kernel": "a", "status": "ok", "ms": 1.0},
+        {"kernel": "d", "status": "wrong", "ms": 0.5},
+        {"kernel": "b", "status": "ok", "ms": 1.009},
+        {"kernel": "e", "status": "rejected"},
+    ]
+    assert sorted(contenders(rows)) == ["a", "b"], "one per cent of the fastest that is right"
+    assert sorted(contenders(rows, 0.05)) == ["a", "b", "c"], "a wider margin takes one more"
+    for factor in (40, 0.001):  # a margin is a share, whatever the times are
+        scaled = [row | {"ms": factor * row["ms"]} if "ms" in row else row for row in rows]
+        assert sorted(contenders(scaled)) == ["a", "b"], (
+            f"the margin is a share; here the fastest takes {factor} ms"
+        )
+    assert contenders(rows, margin=0) == ["a"], "without a margin there is one"
+
+
+def check_journal(rows_of: Callable[[str], dict]) -> None:
+    """Raise AssertionError unless `rows_of(text)` returns the last whole row of each key."""
+    a, b, last = '{"key": "a", "ms": 2.0}\n', '{"key": "b", "ms": 3.0}\n', '{"key": "a", "ms": 1.0}'
+    both = {"a": {"key": "a", "ms": 1.0}, "b": {"key": "b", "ms": 3.0}}
+    assert rows_of(a + b + last + '\n{"key": "c", "m') == both, "half a row at the end does not count"
+    assert rows_of(a + b + last + "\n") == both, "the last row is whole here, and counts"
+    assert rows_of(a + b + last) == both, "the last row is whole here, without the end of its line"
+    assert rows_of("") == {}, "a journal may be empty"
+
+
+def check_reject(space: Any) -> None:
+    """Raise AssertionError unless `space.reject(config)` refuses what has more than 1,024 elements, with a reason."""
+    for block in (256, 1024):
+        assert space.reject(faults.Config(block)) == "", f"{block:,} elements are fine"
+    for block in (2048, 4096):
+        reason = space.reject(faults.Config(block))
+        assert (
+            reason.endswith(".") and f"{block:,}" in reason and "1,024" in reason.replace(f"{block:,}", "", 1)
+        ), f"for {block:,} elements say what it is and what is allowed"
+    rows = Sweep([faults.Config(1024), faults.Config(2048)], space).finish()
+    assert [row["status"] for row in rows] == ["ok", "rejected"] and "registers" not in rows[1]
 
 
 def check_judge(is_right: Callable[[Callable], bool]) -> None:

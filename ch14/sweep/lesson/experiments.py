@@ -48,17 +48,13 @@ class Sweep(sweep.Sweep):
 
 def _experiment(name: str, *things, can_run=lambda: device.current().has_tma):
     """Register an experiment whose source is the engine, the function itself, and what it runs beside the engine."""
-    engine = (
-        sweep.Sweep,
-        sweep.build_configuration,
-        sweep.call_in_gpu_worker,
-        sweep.sort_by_speed,
-        worker_pool,
-        gpu_worker,
-    )
-    return lambda rows: results.experiment(
-        name, lambda: provenance.source_hash(*engine, rows, *things), can_run
-    )(rows)
+    engine = (sweep.Sweep, sweep.build_configuration, sweep.call_in_gpu_worker, sweep.sort_by_speed)
+
+    def register(rows):
+        source = functools.partial(provenance.source_hash, *engine, worker_pool, gpu_worker, rows, *things)
+        return results.experiment(name, source, can_run)(rows)
+
+    return register
 
 
 # ---- the contenders
@@ -126,15 +122,8 @@ CONTENDERS = {"autotune": run_autotune, "sweep": run_sweep, "warm sweep": run_wa
 
 def _run_in_process(name: str, timeout_s: float | None = None, **env: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "ch14.sweep.lesson.experiments", name]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **env},
-        cwd=worker_pool.ROOT,
-        timeout=timeout_s,
-        check=False,
-    )
+    options = {"capture_output": True, "text": True, "timeout": timeout_s, "check": False}
+    return subprocess.run(command, env={**os.environ, **env}, cwd=worker_pool.ROOT, **options)
 
 
 def _time_in_process(name: str, cache: str, **env: str) -> dict:
@@ -152,13 +141,10 @@ def _compare_winners(rows: list[dict]) -> list[dict]:
     by_name = {config.name: config for config in grid()}
     winners = list(dict.fromkeys(row["kernel"] for row in rows))
     times = GemmSpace((SIDE, SIDE, SIDE)).measure_finalists([by_name[name] for name in winners])
-    of_winner = dict(zip(winners, times))
-    return [
-        row
-        | {key: of_winner[row["kernel"]][key] for key in ("ms", "peer", "peer_ms", "ratio", "tflops")}
-        | {"status": "ok", "configurations": len(by_name), "cores": os.cpu_count()}
-        for row in rows
-    ]
+    keys = ("ms", "peer", "peer_ms", "ratio", "tflops")
+    of_winner = {name: {key: row[key] for key in keys} for name, row in zip(winners, times)}
+    facts = {"status": "ok", "configurations": len(by_name), "cores": os.cpu_count()}
+    return [row | of_winner[row["kernel"]] | facts for row in rows]
 
 
 # ---- the experiments

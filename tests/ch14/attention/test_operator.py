@@ -178,3 +178,18 @@ def test_a_new_thread_can_launch():
         1
     ) as pool:  # Triton would encode the maps there before the thread has a CUDA context
         assert torch.equal(pool.submit(launch).result(), launch())
+
+
+def test_options_of_torch_that_the_kernel_lacks_are_named():
+    q, _, _ = case()
+    plain = attention.attention(q, q, q)
+    assert torch.equal(attention.attention(q, q, q, attn_mask=None, dropout_p=0.0), plain)
+    for run in (attention.attention, attention.prepare):
+        with pytest.raises(
+            ValueError, match="attention has no attn_mask, only is_causal: use torch's scaled_dot"
+        ):
+            run(q, q, q, attn_mask=torch.ones(40, 40).bool())
+        with pytest.raises(ValueError, match="attention has no dropout, so dropout_p must be 0.0; it is 0.1"):
+            run(q, q, q, dropout_p=0.1)
+    with pytest.raises(ValueError, match="is_causal must be True or False; it is a str"):
+        attention.attention(q, q, q, is_causal="no")

@@ -267,11 +267,11 @@ extern "C" __global__ void run(const unsigned* a, const unsigned* b, float* out,
     __syncthreads();
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     for (int step = 0; step <= again; ++step)
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %[step], 0;\\n"
-                     "wgmma.mma_async.sync.aligned.m64n" SHAPE " {" NAMES "}, " A_NAME ", %[b], p" FLAGS "; }"
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, " STEP ", 0;\\n"
+                     "wgmma.mma_async.sync.aligned.m64n" SHAPE " {" NAMES "}, " A_NAME ", " B_NAME ", p" FLAGS "; }"
                      : OPERANDS
-                     : [a] "l"(describe(tile_a, 128, 256)), [b] "l"(describe(tile_b, 128, B_STRIDE)), [step] "r"(step),
-                       [a0] "r"(ra[0]), [a1] "r"(ra[1]), [a2] "r"(ra[2]), [a3] "r"(ra[3]));
+                     : "l"(describe(tile_a, 128, 256)), "l"(describe(tile_b, 128, B_STRIDE)), "r"(step),
+                       "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]));
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(0) : "memory");
     for (int i = 0; i < WIDTH / 2; ++i)
@@ -304,6 +304,9 @@ def test_wgmma(width, a, b, in_registers, transposed, negative):
     place = "((i) / (8 * (r)) * (8 * (r)) + (i) % (r) / 4 * 32 + (i) / (r) % 8 * 4 + (i) % 4)"
     # Core matrices of 8 rows of 16 bytes. B transposed: 8 x 8 elements, of which a row runs along N.
     b_place = f"(i % {width // 2} / 4 * 64 + i / {width // 2} * 4 + i % 4)" if transposed else "PLACE(i, 8)"
+    registers = (
+        "{" + ", ".join(f"%{width // 2 + 3 + i}" for i in range(4)) + "}"
+    )  # NVRTC takes no names of operands
     macros = {
         "WIDTH": width,
         "PLACE(i, r)": place,
@@ -311,7 +314,9 @@ def test_wgmma(width, a, b, in_registers, transposed, negative):
         "B_STRIDE": 256,
         "SHAPE": f'"{width}k{depth}.{sums}.{a}.{b}"',
         "NAMES": f'"{", ".join(names)}"',
-        "A_NAME": '"{%[a0], %[a1], %[a2], %[a3]}"' if in_registers else '"%[a]"',
+        "A_NAME": f'"{registers}"' if in_registers else f'"%{width // 2}"',
+        "B_NAME": f'"%{width // 2 + 1}"',
+        "STEP": f'"%{width // 2 + 2}"',
         "FLAGS": f'"{flags}"',
         "OPERANDS": operands,
     }

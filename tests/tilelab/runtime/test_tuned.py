@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import multiprocessing
 
 import pytest
@@ -35,6 +36,8 @@ ROW = {
     "tried": 9,
     "source": "1",
 }
+
+WRITTEN = ROW | {"name": "whole", "config": {}}  # as a file holds it
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +126,23 @@ def test_replace_is_asked_for():
         '{"gpu": "NVIDIA H200", "rows": [{"m": 1}]}',
         '{"gpu": "NVIDIA H100", "rows": []}',
         '{"gpu": "NVIDIA H200", "rows": [{"m": 0, "n": 8, "k": 8, "us": 1, "config": {}}]}',
+        "[" * 100_000,
+        '{"gpu": "NVIDIA H200", "rows": 5}',
+        *(
+            json.dumps({"gpu": GPU, "rows": [{**WRITTEN, **odd}]})
+            for odd in (
+                {"m": 10**400},
+                {"n": True},
+                {"k": 8.0},
+                {"dtype": None},
+                {"us": math.inf},
+                {"us": math.nan},
+                {"ratio": "fast"},
+                {"config": [[]]},
+                {"config": {"block_m": 10**400}},
+            )
+        ),
+        json.dumps({"gpu": GPU, "rows": [{key: WRITTEN[key] for key in WRITTEN if key != "dtype"}]}),
     ],
 )
 def test_a_damaged_table_is_left_as_it_is_and_serves_nobody(damage):
@@ -135,6 +155,15 @@ def test_a_damaged_table_is_left_as_it_is_and_serves_nobody(damage):
     ):
         tuned.keep("gemm", [ROW], GPU)
     assert path.read_text() == damage
+
+
+def test_a_table_that_is_no_text_is_none(folder):
+    path = tuned.table_path("gemm", GPU)
+    path.mkdir(parents=True)
+    assert find(64, 4096, 8192) is None
+    path.rmdir()
+    path.write_bytes(b"\xff\x00")
+    assert find(64, 4096, 8192) is None
 
 
 def _keep_many(first: int) -> None:

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from ch14.descriptors.lesson import tile_copy_experiments
-from tilelab.sweeps import running_sweeps, sweep_owner
+from tilelab.sweeps import running_sweeps
 from tilelab.views import panel
 
 COPY = tile_copy_experiments.CopySpace
@@ -82,7 +82,7 @@ def test_a_cell_that_is_executed_again_shows_its_sweep_and_the_old_panel_stops_d
         "TRITON_CACHE_DIR", str(tmp_path / "cache")
     )  # what is built already would be too quick
     monkeypatch.setattr(running_sweeps, "find_cell", lambda: "the cell")
-    monkeypatch.setattr(sweep_owner, "DRAW_S", 0.01)
+    monkeypatch.setattr(running_sweeps, "DRAW_S", 0.01)
     choice = {"preset": "the course's 4", "target": "sm_90a", "shape": "512,512"}
     first = panel.Panel(COPY, **choice)
     first.run()

@@ -21,7 +21,7 @@ from tilelab import views
 from tilelab.pictures import plots
 from tilelab.records import results
 from tilelab.runtime import device, tuned
-from tilelab.sweeps import sweep, sweep_owner
+from tilelab.sweeps import running_sweeps, sweep
 from tilelab.sweeps.journal import Journal
 from tilelab.views import listing, panel
 from tilelab.views.panel import rows as panel_rows
@@ -148,7 +148,7 @@ class MadeUpSweep:
 @pytest.fixture
 def made_up(monkeypatch):
     monkeypatch.setattr(sweep, "Sweep", MadeUpSweep)
-    monkeypatch.setattr(sweep_owner, "DRAW_S", 0.01)
+    monkeypatch.setattr(running_sweeps, "DRAW_S", 0.01)
 
 
 # ---- menus
@@ -212,7 +212,7 @@ def test_a_kernel_opens_at_a_shape_of_its_record(kernel):
     "choice, says",
     [
         ({"preset": "none such"}, "unknown preset 'none such'; choose one of the field note's"),
-        ({"colour": "red"}, "menus are kernel, shape"),
+        ({"colour": "red"}, "choose one of kernel, shape"),
         (
             {"x": "size"},
             "unknown x 'size'; choose one of tile; warps, stages; stages; warps; tile, warps; K step; kernel.",

@@ -113,12 +113,14 @@ def wait(mbarrier, phase, pred=True, deps=()):
         return
     barrier, owner, parity = _barrier(mbarrier), program(), int(unwrap(phase)) % 2
     frame = sys._getframe(1)
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-    owner.pause(
-        lambda: barrier.phase % 2 != parity,
-        f"in `{line}` for parity {parity} (phase {barrier.phase} lacks {barrier.pending} arrivals, "
-        f"{barrier.bytes} bytes)",
-    )
+    file, number = frame.f_code.co_filename, frame.f_lineno
+
+    def describe() -> str:
+        line = linecache.getline(file, number).strip()
+        lacks = f"phase {barrier.phase} lacks {barrier.pending} arrivals, {barrier.bytes} bytes"
+        return f"in `{line}` for parity {parity} ({lacks})"
+
+    owner.pause(lambda: barrier.phase % 2 != parity, describe)
     for use in barrier.completed:
         use.release()
     barrier.completed.clear()

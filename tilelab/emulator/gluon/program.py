@@ -20,7 +20,7 @@ SEEDS = (0, 1, 2)  # of the turns and of TMA; `with_seed` sets one
 
 _seed = contextvars.ContextVar("seed", default=0)
 _NOTHING_MOVES = 20_000  # turns without any progress after which a program is given up
-_LONGEST_LOOP = 200_000  # loads of global memory by a role, without progress
+_LONGEST_LOOP = 50_000  # loads of global memory by a role, without progress
 _LONGEST_S = 120.0  # of one program
 
 
@@ -60,7 +60,7 @@ class Role:
 
     def __init__(self, call: Callable[[], Any], name: str, num_warps: int):
         self.call, self.name, self.num_warps, self.turn = call, name, num_warps, _closed_lock()
-        self.is_ready, self.waits_for, self.ended, self.result = (lambda: True), "", False, None
+        self.is_ready, self.waits_for, self.ended, self.result = (lambda: True), None, False, None
         self.products, self.stores = [], []  # asynchronous ones that nobody has waited for
         self.copies, self.groups = [], []  # cp.async: those not committed yet, and committed groups
         self.tensor_core, self.unobserved = (
@@ -78,7 +78,7 @@ class Program:
         self.random = random.Random(f"{_seed.get()} {number}")
         self.roles, self.queues, self.written, self.error = [], [], [], None
         self.role, self.yielded, self.clock, self.idle = None, _closed_lock(), 0, 0
-        self.ends_at = time.monotonic() + _LONGEST_S
+        self.steps, self.ends_at = 0, time.monotonic() + _LONGEST_S
 
     def add_role(self, call: Callable[[], Any], name: str, num_warps: int) -> Role:
         role = Role(call, name, num_warps)
@@ -111,7 +111,8 @@ class Program:
     def count_idle(self, most: int) -> None:
         """Give up a loop that never ends."""
         self.idle += 1
-        if self.idle > most or (not self.idle % 256 and time.monotonic() > self.ends_at):
+        self.steps += 1
+        if self.idle > most or (not self.steps % 256 and time.monotonic() > self.ends_at):
             raise GluonError(
                 f"the program does not end: {self.idle:,} turns passed without progress (programs run one after "
                 "another, so a loop that waits for another program never ends)"
@@ -120,7 +121,9 @@ class Program:
     def count_load(self) -> None:
         self.count_idle(_LONGEST_LOOP)
 
-    def pause(self, is_ready: Callable[[], bool] | None = None, waits_for: str = "") -> None:
+    def pause(
+        self, is_ready: Callable[[], bool] | None = None, waits_for: Callable[[], str] | None = None
+    ) -> None:
         """Let others run until `is_ready()`."""
         self.count_idle(_NOTHING_MOVES)
         if len(self.roles) == 1 and not self.queues and (is_ready is None or is_ready()):
@@ -150,7 +153,7 @@ class Program:
                 self.role.turn.release()
                 self.yielded.acquire()
             else:
-                waits = "; ".join(f"{role.name} waits {role.waits_for}" for role in alive if role.waits_for)
+                waits = "; ".join(f"{role.name} waits {role.waits_for()}" for role in alive if role.waits_for)
                 self.error = GluonError(f"nothing moves any more: {waits}")
         while any(not role.ended for role in self.roles):
             self.role = next(role for role in self.roles if not role.ended)

@@ -1,7 +1,7 @@
 """Turns a Gluon function into a Python function that runs: its names lead to stand-ins instead of to Triton.
 
-A name of Triton that has no stand-in is refused when the kernel calls it. `tests/tilelab/emulator/test_gluon_names.py`
-compares the parameters of every stand-in with Triton's.
+A name of Triton that has no stand-in is refused when the kernel calls it. A test compares the parameters of every
+stand-in with Triton's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import triton
 import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import ampere, blackwell, hopper
@@ -170,11 +169,12 @@ def _short(module: types.ModuleType) -> str:
 
 def _stand_ins() -> dict[int, Any]:
     """Return {id of a function or class of Triton: its stand-in}, and give each its name for errors."""
-    found = {}
+    found, named = {}, set()
     for module, table in TABLES.items():
         for name, stand_in in table.items():
-            if isinstance(stand_in, types.FunctionType) and "." not in stand_in.__qualname__[:12]:
+            if isinstance(stand_in, types.FunctionType) and id(stand_in) not in named:
                 stand_in.__qualname__ = f"{_short(module)}.{name}"
+                named.add(id(stand_in))
             if hasattr(module, name):
                 found.setdefault(id(getattr(module, name)), stand_in)
     return found
@@ -303,8 +303,3 @@ def _unwrap_values(jit: Any) -> types.CodeType:
             each for each in code.co_consts if isinstance(each, types.CodeType) and each.co_name == scope
         )
     return code
-
-
-def known_modules() -> list[types.ModuleType]:
-    """Return the modules of Triton whose functions have stand-ins."""
-    return [*TABLES, triton]

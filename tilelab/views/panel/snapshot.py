@@ -40,19 +40,15 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
     finding = [*describe_winner(rows, choice.space.peer), label][0]
     marks = "; first letters stand for regs, smem, tmem, failed and wrong" if abbreviated else ""
     style = FORMATS.get(field, "{:.3g}")
-    figure = plots.heat_map(
-        drawn,
-        "x",
-        "y",
-        field,
-        fmt=style,
-        mark=lambda row: panel_rows.short_status(row)[: 1 if narrow else None],
-        title=f"{choice.name}: {finding}",
-        x_label=x,
-        y_label=y,
-        source=f"{label}; {_describe_origin(choice, rows)}{marks}",
-        shade=lambda value: panel_rows.shade(value, values, field),
-    )
+    words = {
+        "title": f"{choice.name}: {finding}",
+        "source": f"{label}; {_describe_origin(choice, rows)}{marks}",
+    }
+    functions = {
+        "mark": lambda row: panel_rows.short_status(row)[: 1 if narrow else None],
+        "shade": lambda value: panel_rows.shade(value, values, field),
+    }
+    figure = plots.heat_map(drawn, "x", "y", field, fmt=style, x_label=x, y_label=y, **words, **functions)
     axes = figure.axes[0]
     axes.set_xticks(range(len(columns)), map(plots.escape_math, columns))
     axes.set_yticks(range(len(lines)), map(plots.escape_math, lines))

@@ -16,7 +16,6 @@ from tilelab import views
 from tilelab.runtime import device
 from tilelab.sweeps import running_sweeps, sweep, tune
 from tilelab.sweeps.space import Space
-from tilelab.sweeps.sweep_owner import SweepOwner
 from tilelab.views import listing
 from tilelab.views.panel import rows as panel_rows
 from tilelab.views.panel import sentences, snapshot
@@ -41,13 +40,10 @@ class Panel:
         self.kernels = {kernel.title: kernel for kernel in kernels}
         here = device.current()
         self.targets = {"": f"this GPU ({here.name})"} if here.has_tma else {}
-        self.targets |= {
-            target: device.describe_target(target)
-            for target in device.TARGETS
-            if device.target_limits(target).has_tma
-        }
+        known = [target for target in device.TARGETS if device.target_limits(target).has_tma]
+        self.targets |= {target: device.describe_target(target) for target in known}
         self._lock, self._snapshot_lock = threading.RLock(), threading.Lock()
-        self._owner = SweepOwner(self._lock, self._on_rows, self._on_end)
+        self._owner = running_sweeps.SweepOwner(self._lock, self._on_rows, self._on_end)
         self._snapshot_timer = threading.Timer(0, self._update_snapshot)
         self._session_rows: dict[str, dict] = {}  # by key, for every choice so far
         # `_described` is the choice for the browser
@@ -71,15 +67,14 @@ class Panel:
 
     def _options(self, kernel: type[Space]) -> dict[str, list[str]]:
         axes = list(kernel.axes)
-        return {
-            "kernel": list(self.kernels),
-            "dtype": list(kernel.dtypes),
-            "preset": list(kernel.presets),
-            "target": list(self.targets),
-            "x": axes,
-            "y": axes[1:2] + axes,
-            "show": list(SHOWN_FIELDS),
+        offers = {
+            "kernel": self.kernels,
+            "dtype": kernel.dtypes,
+            "preset": kernel.presets,
+            "target": self.targets,
         }
+        offers |= {"x": axes, "y": axes[1:2] + axes, "show": SHOWN_FIELDS}
+        return {menu: list(options) for menu, options in offers.items()}
 
     def _set_kernel(self, name: str) -> None:
         """Restore the menus of a kernel; at its first visit, take over what both kernels offer."""
@@ -124,9 +119,8 @@ class Panel:
                 values = {name: value for name, value in values.items() if name in VIEW_MENUS}
             before = {**self.values}
             self._set_values(values)
-            if self._problem or any(
-                self.values[name] != before[name] for name in MENUS if name not in VIEW_MENUS
-            ):
+            decisive = [name for name in MENUS if name not in VIEW_MENUS]
+            if self._problem or any(self.values[name] != before[name] for name in decisive):
                 self._choose()
             elif not values.keys() <= set(VIEW_MENUS):
                 self._send_rows()  # the view waits for an answer
@@ -269,25 +263,14 @@ class Panel:
 
     def _make_data(self, **more) -> dict:
         """Return everything that the view draws. It keeps its menus, and gets the rows of this choice only."""
-        menus = {
-            name: {
-                "shapes": {text: ",".join(map(str, sizes)) for text, sizes in kernel.shapes.items()},
-                "dtype": list(kernel.dtypes),
-                "preset": list(kernel.presets),
-                "axes": list(kernel.axes),
-            }
-            for name, kernel in self.kernels.items()
-        }
+        menus = {}
+        for name, kernel in self.kernels.items():
+            shapes = {text: ",".join(map(str, sizes)) for text, sizes in kernel.shapes.items()}
+            lists = {"dtype": kernel.dtypes, "preset": kernel.presets, "axes": kernel.axes}
+            menus[name] = {"shapes": shapes} | {menu: list(offers) for menu, offers in lists.items()}
         self._sent = [panel_rows.describe_row(row) for row in self.rows()]
-        return {
-            "kernels": menus,
-            "targets": self.targets,
-            "fields": SHOWN_FIELDS,
-            "choice": self._described,
-            "rows": self._sent,
-            "state": self.state(),
-            **more,
-        }
+        data = {"kernels": menus, "targets": self.targets, "fields": SHOWN_FIELDS}
+        return data | {"choice": self._described, "rows": self._sent, "state": self.state(), **more}
 
     def stored_data(self) -> dict:
         """Return what the saved notebook and the site keep."""
@@ -313,9 +296,7 @@ class Panel:
             "again": self.start_over,
             "keep": self.keep,
             "choose": lambda: self.choose(**message["values"]),
-            "code": lambda: threading.Thread(
-                target=self._send_code, args=(message["keys"],), daemon=True
-            ).start(),
+            "code": lambda: self._start_code(message["keys"]),
         }
         with self._lock:
             try:
@@ -323,16 +304,17 @@ class Panel:
             except Exception as error:  # the address of the page may ask for anything
                 self._complain(describe_error(error))
 
+    def _start_code(self, keys: list[str]) -> None:
+        threading.Thread(target=self._send_code, args=(keys,), daemon=True).start()
+
     def _send_code(self, keys: list[str]) -> None:
         """Send the code of configurations. It is compiled where it must be, so this runs in a thread of its own."""
         answer: dict[str, Any] = {"type": "code", "keys": keys}
         try:
             choice = self._choice
-            answer["sides"] = [
-                listing.load_code(choice.space.job(choice.configs[key]))
-                | {"name": choice.initial_rows[key]["kernel"]}
-                for key in keys
-            ]
+            codes = [listing.load_code(choice.space.job(choice.configs[key])) for key in keys]
+            names = [{"name": choice.initial_rows[key]["kernel"]} for key in keys]
+            answer["sides"] = [code | name for code, name in zip(codes, names)]
         except Exception as error:
             answer["problem"] = describe_error(error)
         self.box.send(answer)

@@ -88,6 +88,11 @@ def test_a_wrong_producer_fails(kernels, change, said):
         ("row_max - new_max", "new_max - row_max"),
         ("row_max = new_max", "row_max = row_max"),
         ("tl.max(s, 1) * scale", "tl.max(s, 1)"),
+        # the maximum over scores that the mask removes, a fixed one, and none
+        ("tl.max(s, 1) * scale", "tl.max(tl.dot(q, k.T), 1) * scale"),
+        ("tl.maximum(row_max, tl.max(s, 1) * scale)", "tl.zeros_like(row_max)"),
+        ('s = tl.where(keys < KEYS, s, float("-inf"))', "s = tl.where(keys < KEYS, s, 0)"),
+        ('s = tl.where(keys <= queries, s, float("-inf"))', "s = tl.where(keys <= queries, s, -1)"),
     ],
 )
 def test_a_wrong_middle_of_the_loop_fails(kernels, change):
@@ -102,6 +107,18 @@ def test_a_wrong_middle_of_the_loop_fails(kernels, change):
         ("first_max - new_max", "new_max - first_max"),
         ("tl.load(sum_a + rows) * first_factor", "tl.load(sum_a + rows)"),
         ("acc / row_sum[:, None]", "acc"),
+        # without the common maximum, with one that is too small, and with a mean
+        (
+            "tl.exp2(first_max - new_max), tl.exp2(second_max - new_max)",
+            "tl.exp2(first_max), tl.exp2(second_max)",
+        ),
+        ("tl.maximum(first_max, second_max)", "tl.minimum(first_max, second_max)"),
+        ("tl.maximum(first_max, second_max)", "first_max"),
+        ("tl.maximum(first_max, second_max)", "(first_max + second_max) / 2"),
+        (
+            "first_factor, second_factor = tl.exp2(first_max - new_max), tl.exp2(second_max - new_max)",
+            "first_factor, second_factor = new_max * 0 + 1, new_max * 0 + 1",
+        ),
     ],
 )
 def test_a_wrong_merge_fails(change):

@@ -150,6 +150,11 @@ def test_scaled_dot_decodes_on_hopper():
     assert report.launchable and "bf16" in report.ptx.lower(), report.reason
 
 
+def test_six_programs_are_four_and_more():
+    options = {"block_m": 64, "block_n": 32, "warps": 4, "stages": 3}
+    exercises.check_fit(*define(SOLUTIONS, "prepare_by_block"), options)
+
+
 def test_the_solutions_pass():
     exercises.check_fit(
         *define(SOLUTIONS, "prepare_by_block"), {"block_m": 64, "block_n": 64, "warps": 4, "stages": 3}
@@ -180,6 +185,9 @@ def test_a_wrong_choice_fails(options, reason):
     [
         ("index", "mended_block", ("n // 128 * stride_b", "tile_n * stride_b")),
         ("index", "mended_block", ("n // 128 * stride_b", "tile_m * stride_b")),
+        ("index", "mended_block", ("n // 128 * stride_b", "tile_n // 2 * stride_b")),
+        ("index", "mended_block", ("n // 128 * stride_b", "n // BLOCK_N * stride_b")),
+        ("index", "mended_block", ("mask=rows < M", "mask=rows < M - 1")),
         ("rows", "my_scales", ("step * stride_b + columns", "step * stride_b + n // 128")),
         (
             "rows",
@@ -209,6 +217,9 @@ def test_a_wrong_choice_fails(options, reason):
             ),
         ),
         ("gated", "my_gated", ("tl.exp(-gate)", "tl.exp(-value)")),
+        ("gated", "my_gated", ("gate / (1 + tl.exp(-gate))", "gate * tl.exp(gate) / (1 + tl.exp(gate))")),
+        ("gated", "my_gated", ("gate / (1 + tl.exp(-gate)) * value", "gate / (1 + tl.exp(-gate)) + value")),
+        ("split", "my_split", ("mask=rows[:, None] < M)\n", "mask=rows[:, None] <= M)\n")),
     ],
 )
 def test_a_wrong_answer_fails(check, name, change):

@@ -121,22 +121,33 @@ def test_wrong_halves_fail(change):
 
 
 @pytest.mark.parametrize(
-    "change",
+    "change, reason",
     [
-        ('mutates_args=("g",)', "mutates_args=()"),
-        ("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, u)()"),
-        ('mutates_args=("g",)', 'mutates_args=("u",)'),
-        ("        return None\n", "        return torch.empty_like(g)\n"),
+        (('mutates_args=("g",)', "mutates_args=()"), "names nothing"),
+        (('mutates_args=("g",)', 'mutates_args=("g", "u")'), "names g, u"),
+        (('mutates_args=("g",)', 'mutates_args="unknown"'), "names g, u"),
+        (("    @gate_in_place.register_fake\n", ""), "register a fake kernel"),
+        (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, u)()"), ""),
+        (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, g)"), ""),
+        (('mutates_args=("g",)', 'mutates_args=("u",)'), "names u"),
+        (("        return None\n", "        return torch.empty_like(g)\n"), ""),
     ],
 )
-def test_a_wrong_operator_fails(change):
-    with pytest.raises(AssertionError):
+def test_a_wrong_operator_fails(change, reason):
+    with pytest.raises(AssertionError, match=reason):
         exercises.check_operator(*define(SOLUTIONS, "make_operator", change=change))
 
 
 @pytest.mark.parametrize(
     "change, reason",
     [
+        (
+            (
+                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], dtype=torch.float32, device=x.device)",
+                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], dtype=torch.float32)",
+            ),
+            "of a meta tensor the fake makes a result on cpu",
+        ),
         (
             (
                 "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], dtype=torch.float32",

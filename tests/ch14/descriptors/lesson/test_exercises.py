@@ -100,6 +100,29 @@ def test_the_number_of_boxes_must_be_right():
     [
         ("Exercise 2", ("[stride_x, 1]", "[columns, 1]")),
         ("Exercise 2", ("[stride_out, 1]", "[stride_x * 2, 1]")),
+        ("Exercise 2", ("[stride_out, 1]", "[stride_x, 1]")),
+        ("Exercise 2", ("[stride_x, 1]", "[stride_out, 1]")),
+        ("Exercise 2", ("out, [rows, columns]", "out, [rows, stride_out]")),
+        # a zero that stands in the matrix is an element; the rest of a row is not
+        (
+            "Exercise 3",
+            (
+                'tl.where(exists, x.load([row, column]), -float("inf"))',
+                'x.load([row, column]); tile = tl.where(tile == 0, -float("inf"), tile)',
+            ),
+        ),
+        (
+            "Exercise 3",
+            ("exists = (column + tl.arange(0, BLOCK_N) < columns)", "exists = (tl.arange(0, BLOCK_N) < 12)"),
+        ),
+        ("Exercise 3", ("range(0, columns, BLOCK_N)", "range(0, columns - BLOCK_N + 1, BLOCK_N)")),
+        (
+            "Exercise 3",
+            (
+                "tl.store(out + row, largest)",
+                "tl.store(out + row, largest); tl.store(out + row + 1, largest, mask=row == 0)",
+            ),
+        ),
         ("Exercise 3", ('tl.where(exists, x.load([row, column]), -float("inf"))', "x.load([row, column])")),
         ("Exercise 3", ("column + tl.arange", "tl.arange")),
         (
@@ -111,11 +134,37 @@ def test_the_number_of_boxes_must_be_right():
         ),
         ("Exercise 5", (".T)", ".T * 2)")),
         ("Exercise 5", ("out.store([column, row]", "out.store([column, column]")),
+        (
+            "Exercise 5",
+            ("x.load([row, column]).T)", "x.load([row, column]).T); x.store([row, column], x.load([0, 0]))"),
+        ),
     ],
 )
 def test_a_wrong_answer_fails(exercise, change):
     with pytest.raises(AssertionError):
         exercises.CHECKS[exercise](*define(ANSWERS[exercise], change, solved=True))
+
+
+@pytest.mark.compile
+def test_a_row_by_pointers_gives_up_the_descriptor():
+    text = """
+@triton.jit
+def row_max(x, out, columns, BLOCK_N: tl.constexpr):
+    at = tl.arange(0, BLOCK_N)
+    row = tl.load(x + tl.program_id(0) * columns + at, mask=at < columns, other=-float("inf"))
+    tl.store(out + tl.program_id(0), tl.max(row, 0))
+
+
+def prepare_row_max(x, out):
+    block = triton.next_power_of_2(x.shape[1])
+    return lambda: row_max[x.shape[0],](x, out, x.shape[1], BLOCK_N=block)
+"""
+    found = triton_cell.define(IMPORTS + text)
+    with pytest.raises(AssertionError, match="the rows must come by the descriptor"):
+        exercises.check_row_max(found["row_max"], found["prepare_row_max"])
+    unmasked = triton_cell.define(IMPORTS + text.replace(', mask=at < columns, other=-float("inf")', ""))
+    with pytest.raises(AssertionError, match="elements are wrong|outside of its tensors|not finite"):
+        exercises.check_row_max(unmasked["row_max"], unmasked["prepare_row_max"])
 
 
 @pytest.mark.parametrize("names", ["scatter_rows:prepare_scatter", "transpose:prepare_transpose"])

@@ -67,7 +67,9 @@ def test_padded_source():
 
 def test_more_rows_of_tiles_than_a_grid_takes():
     source = bits(65536, 8)
-    with pytest.raises(ValueError, match="at most 65,535 rows of tiles; it has 65536: use a taller tile"):
+    with pytest.raises(
+        ValueError, match="at most 65,535 rows of tiles fit; source has 65536: use a taller tile"
+    ):
         copy_tma(source, torch.empty_like(source), CopyConfig(1, 8, 4, 1))
 
 

@@ -7,6 +7,7 @@ import pytest
 from ch14.gemm.lesson import exercises
 from tilelab import ROOT
 from tilelab.cells import lesson, triton_cell
+from tilelab.runtime import device
 
 NOTEBOOKS = ROOT / "notebooks"
 VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_gemm.ipynb")
@@ -100,6 +101,10 @@ ONCE = (
     "        if tile_id == tl.program_id(0):\n"
     "            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k"
 )
+TILES = "range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tiles_n, PROGRAMS)"
+ALL = "tl.cdiv(M, BLOCK_M) * tiles_n"
+SHARE = f"tl.cdiv({ALL}, PROGRAMS)"
+GPU = "only the interpreter knows which program wrote an element"
 RASTER = "within // columns, first_n + within % columns"
 
 
@@ -110,6 +115,13 @@ RASTER = "within // columns, first_n + within % columns"
         ("Exercise 2", ("tl.cdiv(N, BLOCK_N)", "N // BLOCK_N"), ""),
         ("Exercise 2", ("(rows[:, None] < M) & (at[None, :] < K)", "rows[:, None] < M"), ""),
         ("Exercise 2", ("(at[None, :] < K), other=0)", "(at[None, :] <= K), other=0)"), ""),
+        (
+            "Exercise 2",
+            ("(rows[:, None] < M) & (at[None, :] < K)", "at[None, :] < K"),
+            "outside of its tensors|",
+        ),
+        ("Exercise 2", ("mask=(rows[:, None] < M) & (columns", "mask=(columns"), ""),
+        ("Exercise 2", ("& (columns[None, :] < N))", ")"), ""),
         ("Exercise 3", ("a_desc.load([k, m]).T", "a_desc.load([m, k]).T"), ""),
         ("Exercise 3", (", acc)", ")"), ""),
         ("Exercise 3", ("range(0, K, BLOCK_K)", "range(0, K - BLOCK_K, BLOCK_K)"), ""),
@@ -119,6 +131,25 @@ RASTER = "within // columns, first_n + within % columns"
         ("Exercise 4", (RASTER, "within % tiles_m, first_n + within // tiles_m"), "share row 0"),
         ("Exercise 5", ("tiles_n, PROGRAMS)", "tiles_n - 1, PROGRAMS)"), ""),
         ("Exercise 5", ("tl.program_id(0), tl.cdiv", "0, tl.cdiv"), ""),
+        *(
+            pytest.param(
+                "Exercise 5",
+                (TILES, each),
+                said,
+                marks=pytest.mark.skipif(device.current().has_tma, reason=GPU),
+            )
+            for each, said in (
+                ("range(0, tl.cdiv(M, BLOCK_M) * tiles_n)", "several programs compute tile 0"),
+                (
+                    f"range(tl.program_id(0) * {SHARE}, min({ALL}, (tl.program_id(0) + 1) * {SHARE}))",
+                    "program 0 computes tile 1, which is for program 1 of 3 alone",
+                ),
+                (
+                    "range(PROGRAMS - 1 - tl.program_id(0), tl.cdiv(M, BLOCK_M) * tiles_n, PROGRAMS)",
+                    "program 2 computes tile 0, which is for program 0 of 3 alone",
+                ),
+            )
+        ),
         ("Exercise 5", (ACC, ONCE), ""),
         ("Exercise 5", ("tile_id // tiles_n * BLOCK_M", "tl.program_id(0) // tiles_n * BLOCK_M"), ""),
     ],
