@@ -223,6 +223,8 @@ def _compile(kernel: Any) -> ctypes.CDLL:
     includes = [each[1] for text in (source, *headers.values()) for each in cuda.INCLUDE.findall(text)]
     real = [each for each in includes if each.startswith("cuda/std/")]  # the toolkit's own, which g++ takes
     own = [each for each in includes if (FOLDER / each).is_file() or (TOOLKIT / each).is_file()]
+    if any("std::" in text for text in (source, *headers.values())):  # nvcc's files use it in kernels
+        own += ["algorithm", "tuple", "type_traits", "utility"]
     outside = [f"#include <{each}>" for each in dict.fromkeys(real + own)]
     constants = [
         f"#define {option[2:].replace('=', ' ', 1) if '=' in option else option[2:] + ' 1'}"
@@ -242,6 +244,7 @@ namespace cell {{ namespace {{
 BUILTINS_THAT_CELLS_OVERLOAD
 #line 2 "cell"
 {change_for_gcc(source)}
+#line 1 "launch"
 void call_kernel(void** values) {{ emulator::call({kernel.expression or name}, values); }}
 }} }}
 extern "C" {{

@@ -43,6 +43,8 @@ def _keeps(words: list[str], is_function: bool) -> bool:
     text = " ".join(words)
     if "__global__" in words or "__device__" in words or "__constant__" in words or "__shared__" in words:
         return True
+    if words[:1] == ["using"] and "=" not in words and words[1] not in ("namespace", "nvcuda", "cuda"):
+        return False  # it names a function of the host
     if words[:1] == ["using"] or words[:1] == ["namespace"]:
         return not re.search(r"\bstd\b|\btorch\b|\bat\b|\bcute\b|\bcutlass\b", text)
     if is_function:
@@ -62,7 +64,7 @@ class _Reader:
         """Return the text for a line of the preprocessor."""
         included = INCLUDE.match(line)
         if not included:
-            if macro := re.match(r"\s*#\s*define\s+(\w+)\(", line):
+            if macro := re.match(r"\s*#\s*define\s+(\w+)", line):
                 self.macros[macro[1]] = line
             return line
         folders = [folder, *self.folders] if folder and included[1] == '"' else self.folders
@@ -96,6 +98,8 @@ class _Reader:
             else:
                 index, words, is_function, opens = self.find_end(tokens, index)
                 part = tokens[start:index]
+                if any("__device__" in self.macros.get(word, "") for word in words[:4]):
+                    words = [*words, "__device__"]
                 if opens or _keeps(words, is_function):
                     kept += part
                 else:

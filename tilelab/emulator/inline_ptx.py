@@ -771,7 +771,9 @@ def mbarrier(translator: Translator, statement: Statement) -> str | None:
         is_announcement = statement.has("expect_tx")
         values = f"{count}, 1" if is_announcement else f"0, {count}"
         return translator.write(target, f"emulator::arrive({barrier}, {values}, {drops})")
-    barrier = translator.shared(statement, operands[0]) if operands[0].startswith("[") else ""
+    if operation not in ("init", "inval", "expect_tx", "complete_tx"):
+        return None
+    barrier = translator.shared(statement, operands[0])
     value = f"u32({translator.read(operands[1])})" if len(operands) > 1 else ""
     calls = {
         "init": f"emulator::init_barrier({barrier}, {value});",
@@ -779,7 +781,7 @@ def mbarrier(translator: Translator, statement: Statement) -> str | None:
         "expect_tx": f"emulator::expect_bytes({barrier}, long({value}));",
         "complete_tx": f"emulator::expect_bytes({barrier}, -long({value}));",
     }
-    return calls.get(operation) if barrier else None
+    return calls[operation]
 
 
 def map_rank(translator: Translator, statement: Statement) -> str | None:

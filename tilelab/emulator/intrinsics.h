@@ -276,13 +276,13 @@ inline double round_to_even(double value) { return rint(value); }
 
 }  // namespace emulator
 
-#define IN_MODE(NAME, SUFFIX, MODE, T, EXPRESSION, ...) \
-    inline T NAME##SUFFIX(__VA_ARGS__) {                \
-        const int before = fegetround();                \
-        fesetround(MODE);                               \
-        volatile T result = EXPRESSION;                 \
-        fesetround(before);                             \
-        return result;                                  \
+#define IN_MODE(NAME, SUFFIX, MODE, T, EXPRESSION, ...)                     \
+    __attribute__((noinline, noclone)) inline T NAME##SUFFIX(__VA_ARGS__) { \
+        const int before = fegetround();                                    \
+        fesetround(MODE);                                                   \
+        volatile T result = EXPRESSION;                                     \
+        fesetround(before);                                                 \
+        return result;                                                      \
     }
 #define IN_MODES(NAME, T, EXPRESSION, ...)                        \
     IN_MODE(NAME, _rn, FE_TONEAREST, T, EXPRESSION, __VA_ARGS__)  \

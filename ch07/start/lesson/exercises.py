@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 
@@ -100,6 +101,7 @@ def check_smallest_tile(solve: Callable) -> None:
         (100, 6000, 1, 64),
         (32, 6000, 2, 384),
         (90, 6000, 2, 144),
+        *((gbps, 5000, 4, -(-20000 // (16 * gbps)) * 16) for gbps in random.sample(range(40, 400), 3)),
     ):
         found = solve(gbps, gflops, element_bytes)
         assert found == side, (

@@ -28,7 +28,7 @@ def _complete(options: cli.Options) -> None:
     if options.sweep and "config" in options.given:
         raise ValueError("--sweep brings its own configurations: leave out --config.")
     if options.dtype == "fp8" and options.layout == "n":
-        raise ValueError("float8 tensor cores read B with K contiguous: leave out --layout n.")
+        raise ValueError("float8 needs B with K contiguous: leave out --layout n.")
 
 
 def _tune(options: cli.Options) -> int:

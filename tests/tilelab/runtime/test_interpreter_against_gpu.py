@@ -1,11 +1,11 @@
 """Do random small kernels give the same bits in the interpreter and compiled, on a GPU?
 
-The kernels compute chains of operations, comparisons, conversions, reductions, scans and products of bf16, fp16 and fp8.
+The kernels compute chains of operations, comparisons, conversions, reductions and products of bf16, fp16 and fp8.
 The inputs hold NaN, infinity, subnormal numbers and ties. Each expression says what may differ:
 
-    exact   nothing but the bits of NaN
+    exact   nothing but the bits of NaN (LLVM folds conversions of integers that overflow a format; here none does)
     finite  nothing where the inputs are finite (Triton converts infinite e5m2 to bf16 in its own way)
-    ulp     a GPU approximates this function: 4 units in the last place of float32
+    ulp     a GPU approximates this function, and exp(x) with an error that grows with x: 2^-18 of the result
     order   a GPU adds in its own order: the bound grows with the sum of the magnitudes
 
 TILELAB_RANDOM_KERNELS sets the number of kernels, of eight expressions each. As a script, this file runs a file of
@@ -78,10 +78,10 @@ class Writer:
                 f"tl.minimum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
                 f"tl.where({a} {self.dice.choice(['<', '<=', '>', '>=', '==', '!='])} {b}, {a}, {c})",
                 f"tl.fma({a}, {b}, {c})",
-                f"tl.clamp(tl.where({a} == {a}, {a}, 0.0), {constant} - 70000.0, {constant}).to({FLOATS[kind]})",
+                f"tl.clamp({calm(a)}, {constant} - 70000.0, {constant}).to({FLOATS[kind]})",
                 f"({self.chain(other, depth - 1)}).to({FLOATS[kind]})",
-                f"({a}).to(tl.int32).to({FLOATS[kind]})",
-                f"(({a} > {b}) & ({b} <= {c})).to({FLOATS[kind]})",
+                f"tl.clamp({calm(a)}, -500.0, 500.0).to(tl.int32).to({FLOATS[kind]})",
+                f"(({a} > {b}) & ({b} <= {c})).to({FLOATS[kind]})" if len({a, b, c}) == 3 else a,
             ]
         )
 
@@ -90,11 +90,11 @@ class Writer:
         dice, kind = self.dice, self.dice.choice(sorted(FLOATS))
         narrow = dice.choice(sorted(EIGHTS))
         text, short = self.chain(kind, dice.randint(1, 3)), self.chain(kind, 1)
-        calm = f"tl.where(tl.abs({short}) < 100.0, {short}, 1.0).to(tl.float32)"
+        small = f"tl.where(tl.abs({short}) < 100.0, {short}, 1.0).to(tl.float32)"
         half = dice.choice(["fp16", "bf16"])
         first = sorted(self.leaves.items())[0]
-        rows = f"tl.reshape({text}, (ROWS, ROWS))"
-        plain = f"tl.where({text} == {text}, {text}, 0.0).to({FLOATS[kind]})"
+        rows = square(text)
+        plain = f"{calm(text)}.to({FLOATS[kind]})"
         return dice.choice(
             [
                 *[(text, kind, "exact")] * 3,
@@ -102,27 +102,31 @@ class Writer:
                 (f"({text}).to(tl.float32).to(tl.float8e5, fp_downcast_rounding='rtz')", "e5", "exact"),
                 (f"({text}).to(tl.float32).to({FLOATS[half]}, fp_downcast_rounding='rtz')", half, "exact"),
                 (f"({text}).to(tl.int32)", "int", "exact"),
-                (f"({text}).to(tl.int16).to(tl.int32)", "int", "exact"),
-                (f"({text}).to(tl.uint8).to(tl.int32)", "int", "exact"),
+                (f"({self.leaf('fp32')}).to(tl.int16).to(tl.int32)", "int", "exact"),
+                (f"({self.leaf(half)}).to(tl.uint8).to(tl.int32)", "int", "exact"),
                 (f"({first[0]}).to(tl.bfloat16)", "bf16", "finite"),
-                (f"({self.chain(half, 1)}).to(tl.int16, bitcast=True).to(tl.int32)", "int", "bits"),
-                (f"tl.exp2({calm} * 0.1)", "fp32", "ulp"),
-                (f"tl.exp({calm} * 0.1)", "fp32", "ulp"),
-                (f"tl.log2(tl.abs({calm}) + 0.125)", "fp32", "ulp"),
-                (f"tl.sqrt(tl.abs({calm}) + 0.125)", "fp32", "ulp"),
-                (f"tl.rsqrt(tl.abs({calm}) + 0.125)", "fp32", "ulp"),
-                (f"tl.sigmoid({calm})", "fp32", "ulp"),
-                (f"{calm} / (tl.abs({calm}) + 0.125)", "fp32", "ulp"),
-                (f"tl.div_rn({calm}, tl.abs({calm}) + 0.125)", "fp32", "exact"),
-                (f"tl.sqrt_rn(tl.abs({calm}) + 0.125)", "fp32", "exact"),
+                (
+                    f"{calm(self.chain(half, 1))}.to({FLOATS[half]}).to(tl.int16, bitcast=True).to(tl.int32)",
+                    "int",
+                    "exact",
+                ),
+                (f"tl.exp2({small} * 0.1)", "fp32", "ulp"),
+                (f"tl.exp({small} * 0.1)", "fp32", "ulp"),
+                (f"tl.log2(tl.abs({small}) + 0.125)", "fp32", "ulp"),
+                (f"tl.sqrt(tl.abs({small}) + 0.125)", "fp32", "ulp"),
+                (f"tl.rsqrt(tl.abs({small}) + 0.125)", "fp32", "ulp"),
+                (f"tl.sigmoid({small})", "fp32", "ulp"),
+                (f"{small} / (tl.abs({small}) + 0.125)", "fp32", "ulp"),
+                (f"tl.div_rn({small}, tl.abs({small}) + 0.125)", "fp32", "exact"),
+                (f"tl.sqrt_rn(tl.abs({small}) + 0.125)", "fp32", "exact"),
                 (f"rows(tl.max({rows}, {dice.randint(0, 1)}))", "fp32" if kind != "fp32" else kind, "exact"),
-                (f"rows(tl.argmax({plain_rows(plain)}, {dice.randint(0, 1)}))", "int", "exact"),
+                (f"rows(tl.argmax({square(plain)}, {dice.randint(0, 1)}))", "int", "exact"),
                 (f"rows(tl.min({rows}, {dice.randint(0, 1)}))", "fp32", "exact"),
-                (f"rows(tl.sum({calm_rows(calm)}, {dice.randint(0, 1)}))", "fp32", "order"),
-                (f"tl.reshape(tl.cumsum({calm_rows(calm)}, {dice.randint(0, 1)}), (SIZE,))", "fp32", "order"),
-                (f"rows(tl.reduce({plain_rows('tl.abs(' + plain + ')')}, 0, larger))", kind, "exact"),
+                (f"rows(tl.sum({square(small)}, {dice.randint(0, 1)}))", "fp32", "order"),
+                (f"tl.reshape(tl.cumsum({square(small)}, {dice.randint(0, 1)}), (SIZE,))", "fp32", "order"),
+                (f"rows(tl.reduce({square('tl.abs(' + plain + ')')}, 0, larger))", kind, "exact"),
                 (f"tl.sort({plain})", kind, "exact"),
-                (f"tl.reshape(tl.associative_scan({plain_rows(plain)}, 1, larger), (SIZE,))", kind, "size"),
+                (f"tl.reshape(tl.associative_scan({square(plain)}, 1, larger), (SIZE,))", kind, "size"),
                 *[(self.product(), "fp32", "order")] * 3,
             ]
         )
@@ -139,11 +143,13 @@ class Writer:
         return f"tl.reshape(tl.dot({sides[0]}, {sides[1]}), (SIZE,))"
 
 
-def calm_rows(text):
+def calm(text):
+    """Return an expression without NaN."""
+    return f"tl.where({text} == {text}, {text}, 0.0)"
+
+
+def square(text):
     return f"tl.reshape({text}, (ROWS, ROWS))"
-
-
-plain_rows = calm_rows
 
 
 def write(count, seed=0):
@@ -154,7 +160,8 @@ def write(count, seed=0):
         writer = Writer(dice, leaves)
         results = [writer.expression() for _ in range(8)]
         outputs = [f"out{each}" for each in range(8)]
-        text += f"\n\n@triton.jit\ndef kernel{number}(X, Y, Z, {', '.join(outputs)}, SIZE: tl.constexpr, ROWS: tl.constexpr):\n"
+        parameters = f"X, Y, Z, {', '.join(outputs)}, SIZE: tl.constexpr, ROWS: tl.constexpr"
+        text += f"\n\n@triton.jit\ndef kernel{number}({parameters}):\n"
         text += "    i = tl.arange(0, SIZE)\n" + "".join(
             f"    {name} = tl.load({name.upper()} + i)\n" for name in "xyz"
         )
@@ -216,10 +223,10 @@ def run(path, out, where, count):
     torch.save(found, out)
 
 
-def differences(inputs, results, interpreted, compiled):
+def differences(number, inputs, results, interpreted, compiled):
     """Return what differs more than it may, one line per expression."""
     found = []
-    is_finite = make_input(inputs[0], 0).float().isfinite() if inputs else None
+    is_finite = make_input(inputs[0], 3 * number).float().isfinite()
     for at, ((kind, rule), left, right) in enumerate(zip(results, interpreted, compiled)):
         a, b = (each.double() if kind == "int" else each.float().double() for each in (left, right))
         same = (a == b) & (a.signbit() == b.signbit()) | (a.isnan() & b.isnan())
@@ -228,13 +235,14 @@ def differences(inputs, results, interpreted, compiled):
         elif rule == "size":  # of two numbers of one magnitude either may be found
             same |= a.abs() == b.abs()
         elif rule == "ulp":
-            same |= (a - b).abs() <= 4 * 2.0**-23 * b.abs() + 2.0**-126
+            same |= (a - b).abs() <= 64 * 2.0**-24 * b.abs() + 2.0**-126
         elif rule == "order":
             same |= (a - b).abs() <= 1e-3 * b[b.isfinite()].abs().mean() + 1e-5 * b.abs()
         if not same.all():
             first = int((~same).nonzero()[0])
             found.append(
-                f"out{at} ({kind}, {rule}): {int((~same).sum())} differ, first at {first}: {a[first]} interpreted, {b[first]} compiled"
+                f"out{at} ({kind}, {rule}): {int((~same).sum())} differ, "
+                f"first at {first}: {a[first]} interpreted, {b[first]} compiled"
             )
     return found
 
@@ -253,7 +261,7 @@ def test_random_kernels(tmp_path):
         outcomes[where] = torch.load(out)
     found = []
     for number, (kernel, interpreted, compiled) in enumerate(zip(kernels, outcomes["cpu"], outcomes["cuda"])):
-        found += [f"kernel{number} {line}" for line in differences(*kernel, interpreted, compiled)]
+        found += [f"kernel{number} {line}" for line in differences(number, *kernel, interpreted, compiled)]
     assert not found, "\n".join(found)
 
 

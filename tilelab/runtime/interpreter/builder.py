@@ -3,6 +3,8 @@
 `Builder` replaces what Triton's InterpreterBuilder computes in another way than a GPU, and adds what it lacks.
 """
 
+import functools
+
 import numpy as np
 import torch
 import triton.language as tl
@@ -13,6 +15,10 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tilelab.runtime.interpreter import formats, libdevice
 from tilelab.runtime.interpreter.formats import FLOAT8, HELD_IN_FLOAT32
+
+
+def _array(mask):
+    return mask if isinstance(mask, np.ndarray) else mask.data
 
 
 class Unsupported(NotImplementedError):
@@ -86,7 +92,26 @@ def of_bits(bits, dtype):
     return TensorHandle(bits.view(formats.numpy_type(dtype)), dtype)
 
 
+def _locate(descriptor, offsets):
+    """Return the pointers of a tile and what of it lies inside the tensor; TMA takes each offset, aligned or not."""
+    strides = [
+        each.data * descriptor.base.dtype.element_ty.primitive_bitwidth // 8 for each in descriptor.strides
+    ]
+    places = [
+        (offset.data + np.arange(size)).reshape([-1 if axis == at else 1 for axis in range(descriptor.ndim)])
+        for at, (offset, size) in enumerate(zip(offsets, descriptor.block_shape))
+    ]
+    pointers = descriptor.base.data + sum(
+        (place * stride).astype(np.uint64) for place, stride in zip(places, strides)
+    )
+    inside = [(place >= 0) & (place < size.data) for place, size in zip(places, descriptor.shape)]
+    mask = np.logical_and.reduce(np.broadcast_arrays(*inside))
+    return TensorHandle(pointers, descriptor.base.dtype.scalar), mask
+
+
 class Builder(InterpreterBuilder):
+    """Triton's builder, which computes at once. Its methods are named by the operations of Triton's compiler."""
+
     def __getattr__(self, name):
         if name.startswith("create_"):
             raise Unsupported(
@@ -128,7 +153,7 @@ class Builder(InterpreterBuilder):
             rest = np.full((*pointers.data.shape, size), undefined, np.uint8).view(kind)[..., 0]
         else:
             rest = bits_of(TensorHandle(other.data, dtype))
-        return of_bits(interpreter._interpreter.load(pointers.data, mask.data, rest, kind), dtype)
+        return of_bits(interpreter._interpreter.load(pointers.data, _array(mask), rest, kind), dtype)
 
     def create_masked_store(self, pointers, value, mask, *hints, **named):
         dtype, bits = pointers.get_element_ty(), bits_of(value)
@@ -136,7 +161,7 @@ class Builder(InterpreterBuilder):
             raise TypeError(
                 f"values of {value.dtype.scalar} are stored through a pointer to {dtype}: convert them first."
             )
-        return interpreter._interpreter.store(pointers.data, np.ascontiguousarray(bits), mask.data)
+        return interpreter._interpreter.store(pointers.data, np.ascontiguousarray(bits), _array(mask))
 
     def _update(self, pointers, value, mask, operation):
         """Replace the values at the pointers one after the other by operation(old, value); return the old ones."""
@@ -151,7 +176,7 @@ class Builder(InterpreterBuilder):
                 TensorHandle(np.ones(now.shape, bool), tl.int1),
             )
             old[now] = self.create_masked_load(here, everywhere, None).data
-            bits = bits_of(TensorHandle(_rounded(operation(old[now], given[now]), dtype).data, dtype))
+            bits = bits_of(_rounded(operation(old[now], given[now]), dtype))
             memory = interpreter._interpreter  # a check of a lesson may watch it
             getattr(memory, "update", memory.store)(places[now], np.ascontiguousarray(bits), everywhere.data)
             waiting = np.delete(waiting, first)
@@ -174,6 +199,11 @@ class Builder(InterpreterBuilder):
             pointer.data, bits_of(compared), bits_of(value), self.ir_sem_to_interpreter_sem[sem]
         )
         return of_bits(old, dtype)
+
+    def create_make_tensor_descriptor(self, *given, **named):
+        found = super().create_make_tensor_descriptor(*given, **named)
+        found.materialize_pointers = functools.partial(_locate, found)
+        return found
 
     def create_descriptor_reduce(self, kind, descriptor, value, indices):
         kinds = ir.DESCRIPTOR_REDUCE_KIND

@@ -131,6 +131,10 @@ def test_the_warm_up_wants_multiples_of_16_that_are_large_enough():
     ):
         with pytest.raises(AssertionError, match="ask for a side of"):
             exercises.check_smallest_tile(wrong)
+    with pytest.raises(AssertionError, match="for 5000 billion"):  # the first five cases by heart
+        exercises.check_smallest_tile(
+            lambda gbps, _, size: {100: 64 * size, 50: 240, 32: 384, 90: 144}.get(gbps)
+        )
 
 
 def test_what_is_not_solved_is_called_so(capsys):
