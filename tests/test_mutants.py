@@ -60,6 +60,7 @@ extern "C" __global__ void k(float* x, int n) {
 PYTHON = """@triton.jit
 def k(x, n):
     i = tl.arange(0, 32)
+    i += 1
     v = tl.load(x + i, mask=(i < n) & (i > 2))
     tl.store(x + i, tl.where(v > 0, v, 0))
 """
@@ -67,12 +68,12 @@ def k(x, n):
 
 IN_CUDA = ("(void)0;\n    mbarrier", ", 0 ^ 1)", "threadIdx.x <= n", "if (true)", "n || n > 1")
 IN_PYTHON = (
-    "mask=None",
+    "mask=((i < n) & (i > 2)) == ((i < n) & (i > 2))",
     "mask=i < n)",
     "i <= n",
     "v >= 0",
     "tl.store(x + i, v)",
-    "(i > 2))\n    i = tl.arange",
+    "i += 1\n    i = tl.arange",
 )
 
 
