@@ -18,12 +18,14 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import math
 import os
 import pathlib
 import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,11 +41,22 @@ LINKER_SCRIPT = """SECTIONS { emulated_shared : {
     __start_emulated_shared = .; *(emulated_shared) *(.bss._ZZ* .data._ZZ*) __stop_emulated_shared = .;
 } } INSERT AFTER .data;
 """
+# g++ instruments the cell. The engine, not g++'s library, has the functions that the instrumented code calls.
+CHECKS = (
+    "-fsanitize=thread,alignment,bounds,integer-divide-by-zero",
+    "-fno-sanitize-recover=all",
+    "-nodefaultlibs",
+    "--param=tsan-distinguish-volatile=1",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "-fno-delete-null-pointer-checks",
+)
 LONGEST_RUN_S = 10.0  # of one thread without waiting
 MOST_SHARED = 232448  # bytes of shared memory per block, as on sm_90
-
+MOST_THREADS = 16384  # that run together
+MOST_BLOCKS = 1 << 21  # of a launch
 
 _seed = 0
+_lock = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -187,7 +200,7 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes, one compiles the engine
         if not (folder / "engine.so").exists():
             _build(own["engine.cpp"], ["-O2"], folder / "engine.so", "the engine")
-    engine = ctypes.CDLL(os.fspath(folder / "engine.so"))
+    engine = ctypes.CDLL(os.fspath(folder / "engine.so"), ctypes.RTLD_GLOBAL)
     engine.run_emulated.restype = engine.take_printed.restype = ctypes.c_char_p
     engine.end_trace.restype = ctypes.POINTER(Event)
     return folder, engine
@@ -252,12 +265,14 @@ extern u8 __start_emulated_shared[] __attribute__((weak, visibility("hidden")));
 extern u8 __stop_emulated_shared[] __attribute__((weak, visibility("hidden")));
 extern u8* const shared_begin = __start_emulated_shared;
 extern u8* const shared_end = __stop_emulated_shared;
-extern const u8 __ehdr_start[] __attribute__((visibility("hidden"))), etext[] __attribute__((visibility("hidden")));
+#define HIDDEN __attribute__((visibility("hidden")))
+extern const u8 __ehdr_start[] HIDDEN, etext[] HIDDEN, _end[] HIDDEN;
 extern const u8* const code_begin = __ehdr_start;
 extern const u8* const code_end = etext;
+extern const u8* const image_end = _end;
 u32 dynamic_alignment = 16;
 #line 1 "launch"
-void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
+UNCHECKED void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
 }}
 """
     path = folder / f"{hashlib.sha256(repr((text, headers, kernel.options)).encode()).hexdigest()}.so"
@@ -266,6 +281,7 @@ void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
             "-O1",
             "-gdwarf-4",  # version 5 names the wrong file for some lines
             "-g1",
+            *CHECKS,
             *(option for option in kernel.options if option.startswith("-I")),
             *(f"-I{folder}" for folder in (cuda.toolkit_folders(name, real[0]) if real else ())),
             "-fdata-sections",
@@ -275,9 +291,6 @@ void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
             f"-I{folder}",
             f"-I{TOOLKIT}",
             f"-I{cuda.INCLUDE_FOLDER}",
-            f"-L{folder}",
-            "-l:engine.so",
-            f"-Wl,-rpath,{folder}",
         ]
         with concurrent.futures.ThreadPoolExecutor() as pool:
             verdict = pool.submit(kernel.check)  # the GPU's compiler has the first word
@@ -323,6 +336,26 @@ def _name_lines(said: str, library: str) -> str:
     )
 
 
+def _extents(what: str, extents: int | Sequence[int]) -> list[int]:
+    """Return the three extents of a grid or a block; ValueError for those that no launch has."""
+    given = [extents] if isinstance(extents, int) else list(extents)
+    most = (2**31 - 1, 65535, 65535) if what == "grid" else (1024, 1024, 1024)
+    if not 1 <= len(given) <= 3 or any(not 1 <= int(each) <= limit for each, limit in zip(given, most)):
+        raise ValueError(
+            f"the {what} is {extents}; it has one to three extents, up to {most[0]:,}, {most[1]:,} and {most[2]:,}."
+        )
+    return [int(each) for each in given] + [1] * (3 - len(given))
+
+
+def _range(tensor: Any) -> tuple[int, int]:
+    """Return the first address of a tensor's elements and the first one behind them."""
+    begin = tensor.data_ptr()
+    if not tensor.numel():
+        return begin, begin
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
 def prepare(
     kernel: Any,
     grid: int | Sequence[int],
@@ -341,28 +374,36 @@ def prepare(
     Unsupported that there is no C++ compiler or too little shared memory.
     """
     library, (_, engine) = _compile(kernel), _prepare_engine()
-    grid, block = ([extent] if isinstance(extent, int) else list(extent) for extent in (grid, block))
-    grid, block = (extents + [1] * (3 - len(extents)) for extents in (grid, block))
+    grid, block = (_extents(what, extents) for what, extents in (("grid", grid), ("block", block)))
+    threads, blocks = math.prod(block), math.prod(grid)
+    if threads > 1024 or block[2] > 64:
+        raise ValueError(
+            f"a block has 1 to 1,024 threads, up to 64 along z; {kernel.name} is launched with {threads:,} in {block}."
+        )
+    if blocks > MOST_BLOCKS:
+        raise ValueError(
+            f"the emulator runs up to {MOST_BLOCKS:,} blocks per launch; {kernel.name} is launched with {blocks:,}."
+        )
     cluster = max(cluster, kernel.cluster_dims)
-    threads = block[0] * block[1] * block[2]
-    if not 1 <= threads <= 1024:
-        raise ValueError(f"a block has 1 to 1,024 threads; {kernel.name} is launched with {threads:,}.")
-    if not 1 <= cluster <= 8 or grid[0] % cluster:
+    if not isinstance(cluster, int) or not 1 <= cluster <= 8 or grid[0] % cluster:
         raise ValueError(
             f"cluster is {cluster}; it must be 1 to 8 and divide the grid's {grid[0]} blocks along x."
         )
+    if not isinstance(smem_bytes, int) or smem_bytes < 0:
+        raise ValueError(f"smem_bytes is {smem_bytes}; it must be an integer from 0 on.")
     tensors = [value for value in args if hasattr(value, "data_ptr")]
     tensors += [
         each for value in args for each in getattr(value, "pointees", ())
     ]  # behind a pointer to pointers
     values = [ctypes.c_void_p(value.data_ptr()) if hasattr(value, "data_ptr") else value for value in args]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    ranges = (ctypes.c_uint64 * (2 * len(tensors)))(
-        *(bound for tensor in tensors for bound in (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
-    )
+    ranges = (ctypes.c_uint64 * (2 * len(tensors)))(*(bound for each in tensors for bound in _range(each)))
+    given = [name for (_, name), value in zip(kernel.parameters, args) if hasattr(value, "data_ptr")]
+    given += ["what a pointer points to"] * (len(tensors) - len(given))
+    names = (ctypes.c_char_p * len(tensors))(*(name.encode() for name in given))
     begin, end, *code = (
         ctypes.c_void_p.in_dll(library, name)
-        for name in ("shared_begin", "shared_end", "code_begin", "code_end")
+        for name in ("shared_begin", "shared_end", "code_begin", "code_end", "image_end")
     )
     alignment = ctypes.c_uint32.in_dll(library, "dynamic_alignment")
     needed = (end.value or 0) - (begin.value or 0) + smem_bytes
@@ -371,26 +412,34 @@ def prepare(
             f"the launch needs {needed:,} B of shared memory per block; sm_90 has "
             f"{MOST_SHARED:,} B: take a smaller tile or fewer stages."
         )
+    per_sm = min(32, 2048 // threads, MOST_SHARED // (needed + 1024) or 1)
+    resident = min(blocks, 132 * per_sm, MOST_THREADS // threads) // cluster or 1
     shape = [(ctypes.c_uint32 * 3)(*extents) for extents in (grid, block)]
 
     def run(seed: int | None = None, keep_alive=(args, values)) -> None:
-        failure = engine.run_emulated(
-            ctypes.cast(library.emulated_kernel, ctypes.c_void_p),
-            *code,
-            pointers,
-            *shape,
-            cluster,
-            begin,
-            end,
-            smem_bytes,
-            alignment,
-            ranges,
-            len(tensors),
-            _seed if seed is None else seed,
-            int(10 * LONGEST_RUN_S),
-        )
-        if printed := engine.take_printed():
+        with _lock:  # the engine runs one kernel at a time
+            failure = engine.run_emulated(
+                ctypes.cast(library.emulated_kernel, ctypes.c_void_p),
+                *code,
+                pointers,
+                *shape,
+                cluster,
+                begin,
+                end,
+                smem_bytes,
+                alignment,
+                ranges,
+                names,
+                len(tensors),
+                resident,
+                _seed if seed is None else seed,
+                int(10 * LONGEST_RUN_S),
+            )
+            printed = engine.take_printed()
+        if printed:
             print(printed.decode(errors="replace"), end="")
+        if failure == b"\3":
+            raise KeyboardInterrupt
         if failure:
             raise EmulationError(_name_lines(failure.decode(), library._name))
 

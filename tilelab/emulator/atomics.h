@@ -8,7 +8,8 @@ struct Same {
     typedef T type;
 };
 template <typename T, typename Change>
-T update(T* address, Change change) {
+UNCHECKED T update(T* address, Change change) {
+    begin_atomic(address, sizeof(T));
     const T old = *address;
     *address = change(old);
     return old;

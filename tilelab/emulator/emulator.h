@@ -29,7 +29,9 @@ inline u32 __float_as_uint(float value) {
     return bits;
 }
 
-extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+#ifndef ENGINE
+extern const dim3 threadIdx, blockIdx, blockDim, gridDim;
+#endif
 
 namespace emulator {
 
@@ -50,6 +52,10 @@ struct Votes {
     u32 filled;
 };
 Votes meet(const char* what, u32 mask, u64 value);  // waits for the lanes of `mask`, which exchange values
+void begin_atomic(const void* address, u32 bytes, bool orders = false);  // `orders`: with a fence
+void begin_signal(const void* address, u32 bytes, bool writes, bool orders);  // a volatile, acquiring... load or store
+void fence_memory();
+void pause();  // lets others run, in a loop that waits for memory
 u32 active_lanes();  // of this warp: those that have come to this call, while no other lane can run
 int count_in_block(bool value);  // waits for all threads, and counts those that give true
 void print(const char* format, ...);
@@ -78,6 +84,9 @@ void commit_stores();
 void wait_for_reads(u32 pending);
 void wait_for_stores(u32 pending);
 void fence_views();
+void copy_async(u32 tile, const void* source, u32 bytes, u32 source_bytes);  // the rest of `bytes` becomes zero
+void commit_copies();
+void wait_for_copies(u32 pending);
 
 enum Elements { BF16, E4M3, F16, TF32, E5M2, S8, U8 };
 enum Sums { F32_SUMS, F16_SUMS, S32_SUMS };
@@ -104,5 +113,8 @@ u32 f16_bits(float value);
 float f16_value(u32 bits);
 float element_value(Elements elements, u32 bits);
 u32 float8_bits(Elements elements, float value);  // E4M3 or E5M2, rounded to the nearest even; the largest for more
+
+// The code of a function with this attribute may touch the engine's own memory.
+#define UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
 
 }  // namespace emulator

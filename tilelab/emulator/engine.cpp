@@ -16,10 +16,12 @@
 //
 // Addresses in shared memory: first the static variables, then dynamic memory. The top byte is 0 in a thread's own
 // addresses and 1 + rank in those that name a block of the cluster.
+#define ENGINE
 #include "emulator.h"
 
 #include <setjmp.h>
 #include <signal.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <ucontext.h>
@@ -32,6 +34,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -46,11 +50,24 @@ alignas(4096) u8 dynamic_shared[MOST_SHARED];
 
 // ---- state
 
+// What a thread, or whoever waits for an mbarrier, knows to lie before: up to which moment of each thread. accesses.h
+// explains it.
+struct Clock {
+    std::vector<u32> known;  // by thread of its own block
+    std::map<u32, std::vector<u32>> others;  // by the serial number of another block
+    std::shared_ptr<const Clock> last_base, last_row;  // that were added, which need not be added again
+};
+typedef std::shared_ptr<const Clock> Knowledge;
+
 struct Barrier {
     int arrivals = 0, pending = 0;  // arrivals per phase; arrivals that the current phase still waits for
     long bytes = 0;  // bytes that are announced and have not landed
     u32 phase = 0;
     bool visible = false;  // to the copy engine and to other blocks, after fence_mbarrier_init
+    u32 component = 0;  // its loads, as a thread of its own
+    u64 initialised = 0;  // when
+    Clock gathered;  // from those who arrive
+    Knowledge done;  // for those who wait
 };
 
 // Threads that meet: the lanes of a mask in __syncwarp or in an exchange of values, or a block in a named barrier.
@@ -59,6 +76,9 @@ struct Meeting {
     const char* what = "";  // the call that the first of them has made
     u64 slots[2][32] = {};  // the lanes' values, for even and odd generations
     u32 filled[2] = {0, 0};  // the lanes that have given one
+    Clock gathered;
+    bool some_left = false;  // have arrived without waiting
+    Knowledge known[2];
     std::vector<u8> exchanged[2];  // of `exchange`
 };
 
@@ -93,6 +113,8 @@ struct Operation {
     std::vector<u8> data;  // of a store that has read it, or of a value that is sent
     u32 source;  // of what is sent
     Where where;
+    u32 span;  // bytes of shared memory from the first to the last one
+    const char* what;
 };
 
 // One wgmma, which the 128 threads of a warp group issue. Each warp computes 16 of the 64 rows.
@@ -110,6 +132,7 @@ struct WarpGroup {
     u32 block, first_thread;
     std::deque<std::shared_ptr<Product>> products;  // in their order, without the `removed` first ones
     u32 removed = 0, next[4] = {};  // the product that each warp executes next
+    u32 components[4] = {};  // each warp's products, as a thread of its own
 };
 
 // The accumulators of one thread while products use them. Its own registers hold NaN meanwhile.
@@ -125,6 +148,11 @@ struct Issued {
     u32* d;
 };
 
+struct CpAsync {  // a copy of cp.async, which lands when the thread waits for its group
+    u8 data[16];
+    u32 tile, bytes, group;
+};
+
 struct Thread {
     bool started = false, finished = false;
     dim3 index;
@@ -136,6 +164,12 @@ struct Thread {
     u32 failed_polls = 0;  // since the last one that succeeded
     bool polls = false, gives_up = false;
     Where where;  // it waits
+    bool yielded = false;  // it can run, but polls
+    u32 pauses = 0, now = 1;
+    Knowledge row, acquired, released;
+    u32 product_component = 0, products_waited = 0, store_component = 0, stores_waited = 0;
+    std::vector<CpAsync> copies;
+    u32 copy_groups = 0;
     u32 groups = 0;  // bulk groups that it has committed
     u32 cluster_generation = 0;
     // wgmma
@@ -146,11 +180,32 @@ struct Thread {
     std::map<u32*, std::vector<u32>> returned;  // what wgmma_wait has returned last
 };
 
+struct Rows {  // of a matrix of a wgmma
+    u64 descriptor;
+    u32 first, count;
+    bool transposed;
+};
+
+// A tile that the tensor core or the copy engine reads, from the instruction up to the wait.
+struct TileRead {
+    u64 begin, end;  // in shared memory
+    u64 moment;
+    bool is_open;  // nobody has waited yet
+    const char* what;
+    Rows rows = {};  // none: all bytes
+};
+
 struct Block {
     dim3 index;
+    u32 serial = 0, components = 0;
+    Knowledge base, released;
+    std::vector<u32> fenced;  // by thread: its last fence_proxy_async
+    std::vector<TileRead> reads;
+    u32 next_read = 0, open_reads = 0;
+    struct Cell* cells = nullptr;
     u32 first_thread = 0, live = 0;
     std::vector<bool> lags;  // by warp
-    std::vector<u8> memory, engine_view;  // `memory` is used while another block of the cluster runs
+    std::vector<u8> memory;  // used while another block of the cluster runs
     std::map<u32, Barrier> barriers;
     std::map<std::pair<u32, u32>, Meeting> meetings;  // by warp and mask
     Meeting named[16];
@@ -168,19 +223,28 @@ static std::deque<Coroutine> coroutines;  // one per thread, kept for the next b
 static std::vector<Thread> threads;
 static std::vector<Block> blocks;
 static std::vector<Operation> operations;
-static std::vector<std::pair<u64, u64>> tensors;
 static jmp_buf scheduler;
 static u32 current, loaded;  // the thread that runs; the block whose shared memory is in place
-static u32 cluster_arrived, cluster_generation;
+struct Cluster {
+    bool is_running = false;
+    u32 arrived = 0, generation = 0;
+    Clock gathered;
+};
+static std::vector<Cluster> clusters;  // that are resident, each with `blocks_per_cluster` of `blocks`
+static u32 blocks_per_cluster;
+static std::vector<std::string> tensor_names;
 static u8* static_begin;
 static u32 static_bytes, dynamic_base, shared_bytes;
 static u32 seed;
 static u64 random_state;
 static u32 patience;  // an engine acts in one of so many calls, if it acts at random
 static std::string failure;
-static volatile sig_atomic_t ticks;  // tenths of a second of CPU time since the current thread began to run
+static volatile sig_atomic_t ticks;  // tenths of a second of CPU time since a thread last changed anything
 static int most_ticks;
-static const u8 *code_begin, *code_end;  // of the cell
+static const u8 *code_begin, *code_end, *image_end;  // of the cell
+static volatile sig_atomic_t is_interrupted;
+static pthread_t engine_thread;
+static bool is_running;  // a launch
 static void (*kernel)(void**);
 static void** arguments;
 
@@ -191,12 +255,20 @@ static u32 random_number() {  // splitmix64
     return u32(z >> 32 ^ z);
 }
 
+extern "C" const u8 __ehdr_start[] __attribute__((visibility("hidden"))), _end[] __attribute__((visibility("hidden")));
+static bool is_in_engine(u64 address) {
+    return address >= reinterpret_cast<u64>(__ehdr_start) && address < reinterpret_cast<u64>(_end);
+}
+
 static Thread& me() { return threads[current]; }
 static Block& my_block() { return blocks[me().block]; }
 static u32 my_number() { return current - my_block().first_thread; }  // within the block
 u32 lane_number() { return my_number() % 32; }
-u32 rank_in_cluster() { return me().block; }
-u32 cluster_size() { return u32(blocks.size()); }
+static u32 rank_of(u32 block) { return block % blocks_per_cluster; }
+static u32 first_of_cluster(u32 block) { return block - rank_of(block); }
+static Cluster& my_cluster() { return clusters[me().block / blocks_per_cluster]; }
+u32 rank_in_cluster() { return rank_of(me().block); }
+u32 cluster_size() { return blocks_per_cluster; }
 
 // ---- errors
 
@@ -233,13 +305,25 @@ static std::string mark(const Where& where) {
     return where.count ? said + "\2" : said;
 }
 
+static std::string name_index(dim3 index, dim3 extents) {
+    if (extents.z > 1) return text("(%u, %u, %u)", index.x, index.y, index.z);
+    return extents.y > 1 ? text("(%u, %u)", index.x, index.y) : std::to_string(index.x);
+}
+
 static std::string place(const Thread& thread, const Where& where) {
-    return mark(where) + text("block %u, thread %u", blocks[thread.block].index.x, thread.index.x);
+    return mark(where) + text("block %s, thread %s", name_index(blocks[thread.block].index, gridDim).c_str(),
+                              name_index(thread.index, blockDim).c_str());
 }
 
 [[noreturn]] static void end_run(const Where& where, const char* format, va_list values) {
     failure = place(me(), where) + ": " + text_of(format, values);
     _longjmp(scheduler, 1);
+}
+
+[[noreturn]] static void fail_at(const Where& where, const char* format, ...) {
+    va_list values;
+    va_start(values, format);
+    end_run(where, format, values);
 }
 
 void fail(const char* format, ...) {
@@ -266,8 +350,8 @@ u64 cycles() {
 // a sentence, not the process.
 class CatchSignals {
     static inline u8 stack[64 << 10];
-    static constexpr int COUNT = 4, SIGNALS[COUNT] = {SIGSEGV, SIGBUS, SIGFPE, SIGVTALRM};
-    struct sigaction before[COUNT];
+    static constexpr int COUNT = 6, SIGNALS[COUNT] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGVTALRM, SIGINT};
+    static inline struct sigaction before[COUNT];
     stack_t stack_before;
 
     // Return the address that the signal has interrupted, and the stack frame there.
@@ -282,11 +366,32 @@ class CatchSignals {
 #endif
     }
 
+    // Return whether a signal concerns another thread than the one that runs the kernel, and see to it.
+    static bool is_elsewhere(int signal, siginfo_t* info, void* context) {
+        if (signal == SIGINT) {
+            const struct sigaction& python = before[COUNT - 1];
+            if (python.sa_handler == SIG_IGN) return true;
+            is_interrupted = 1;
+            if (python.sa_flags & SA_SIGINFO) python.sa_sigaction(signal, info, context);
+            else if (python.sa_handler != SIG_DFL) python.sa_handler(signal);
+        }
+        if (pthread_equal(pthread_self(), engine_thread)) return false;
+        if (signal == SIGVTALRM) pthread_kill(engine_thread, signal);
+        else if (signal != SIGINT) sigaction(signal, &before[std::find(SIGNALS, SIGNALS + COUNT, signal) - SIGNALS], nullptr);
+        return true;
+    }
+
     static void say(int signal, siginfo_t* info, void* context) {
+        if (is_elsewhere(signal, info, context)) return;
         const auto [code, frame] = find_interrupted(context);
         const u64 offset = code - reinterpret_cast<u64>(code_begin);
         const bool is_in_cell = offset < u64(code_end - code_begin);  // which may be left, not the engine or Python
-        if (signal == SIGVTALRM && (++ticks < most_ticks || !is_in_cell)) return;
+        if (signal == SIGVTALRM) ticks = ticks + 1;
+        if (is_interrupted && is_in_cell) {
+            failure = "\3";
+            _longjmp(scheduler, 1);
+        }
+        if (signal == SIGINT || (signal == SIGVTALRM && (ticks < most_ticks || !is_in_cell))) return;
         Where where = find_caller(reinterpret_cast<void*>(frame));
         if (is_in_cell) {
             std::copy_backward(where.offsets, where.offsets + 5, where.offsets + 6);
@@ -299,6 +404,7 @@ class CatchSignals {
         };
         if (signal == SIGVTALRM) fail("has run for %.1f s without waiting: a loop does not end", most_ticks / 10.0);
         if (signal == SIGFPE) fail("divides an integer by zero");
+        if (signal == SIGILL) fail("comes to code that g++ has found to be undefined");
         const u64 address = reinterpret_cast<u64>(info->si_addr);
         for (auto& coroutine : coroutines)
             if (reinterpret_cast<u64>(coroutine.stack) - 1 - address < GUARD_BYTES)
@@ -314,6 +420,8 @@ class CatchSignals {
 
   public:
     CatchSignals() {
+        engine_thread = pthread_self();
+        is_interrupted = 0;
         stack_t own = {};
         own.ss_sp = stack, own.ss_size = sizeof stack;
         sigaltstack(&own, &stack_before);
@@ -330,13 +438,14 @@ class CatchSignals {
     }
 };
 
+#include "accesses.h"
+
 // ---- shared memory
 
 static u8* own_view(u32 block, u32 offset) {
     if (block != loaded) return blocks[block].memory.data() + offset;
     return offset < dynamic_base ? static_begin + offset : dynamic_shared + (offset - dynamic_base);
 }
-static u8* engine_view(u32 block, u32 offset) { return blocks[block].engine_view.data() + offset; }
 
 static void copy_loaded(bool out) {
     u8* memory = blocks[loaded].memory.data();
@@ -346,11 +455,14 @@ static void copy_loaded(bool out) {
         if (sizes[i]) memcpy(out ? parts[i].second : parts[i].first, out ? parts[i].first : parts[i].second, sizes[i]);
 }
 
+static void refresh_regions();
+
 static void load_block(u32 block) {
     if (block == loaded) return;
-    copy_loaded(true);
+    if (loaded < blocks.size()) copy_loaded(true);
     loaded = block;
     copy_loaded(false);
+    refresh_regions();
 }
 
 bool is_shared(const void* pointer) {
@@ -360,9 +472,8 @@ bool is_shared(const void* pointer) {
 }
 
 bool is_in_tensor(const void* pointer) {
-    const u64 address = reinterpret_cast<u64>(pointer);
-    return std::any_of(tensors.begin(), tensors.end(),
-                       [=](auto& tensor) { return tensor.first <= address && address < tensor.second; });
+    const Region* region = find_region(reinterpret_cast<u64>(pointer), 1);
+    return region && region->tensor >= 0;
 }
 
 u32 address_of(const void* pointer) {
@@ -376,7 +487,7 @@ u32 address_of(const void* pointer) {
 
 u32 cluster_address(u32 address, u32 rank) {
     if (address >> 24) fail("the address 0x%x names a block of the cluster already", address);
-    if (rank >= blocks.size()) fail("names block %u of the cluster, which has %zu", rank, blocks.size());
+    if (rank >= blocks_per_cluster) fail("names block %u of the cluster, which has %u", rank, blocks_per_cluster);
     return address | (rank + 1) << 24;
 }
 
@@ -387,10 +498,10 @@ static u32 find_block(u32& address) {
     const u32 rank = address >> 24;
     address &= 0xffffff;
     if (!rank) return me().block;
-    if (rank > blocks.size()) fail("an address names block %u of a cluster of %zu", rank - 1, blocks.size());
-    if (has_ended(rank - 1))
-        fail("uses the shared memory of block %u of its cluster, which has ended already", rank - 1);
-    return rank - 1;
+    if (rank > blocks_per_cluster) fail("an address names block %u of a cluster of %u", rank - 1, blocks_per_cluster);
+    const u32 block = first_of_cluster(me().block) + rank - 1;
+    if (has_ended(block)) fail("uses the shared memory of block %u of its cluster, which has ended already", rank - 1);
+    return block;
 }
 
 static void require_inside(u32 offset, u64 bytes, const char* what) {
@@ -406,18 +517,23 @@ u8* find_shared(u32 address, u32 bytes, const char* what) {
     return own_view(block, address);
 }
 
-void fence_views() {
-    const u32 block = me().block;
-    if (static_bytes) memcpy(engine_view(block, 0), own_view(block, 0), static_bytes);
-    if (shared_bytes > dynamic_base)
-        memcpy(engine_view(block, dynamic_base), own_view(block, dynamic_base), shared_bytes - dynamic_base);
-}
+void fence_views() { my_block().fenced[my_number()] = me().now++; }
 
 // ---- waiting
 
 static void engine_may_act();
 
 static void switch_to_scheduler();
+
+// Let others run, and go on when it is this thread's turn again.
+static void yield() {
+    me().yielded = true;
+    switch_to_scheduler();
+}
+
+void pause() {
+    if (++me().pauses % 4 == 0 || seed > 2) yield();
+}
 
 template <typename Ready, typename Words>
 static void wait_until(Ready ready, Words waits_for, bool for_barrier = false) {
@@ -430,11 +546,15 @@ static void wait_until(Ready ready, Words waits_for, bool for_barrier = false) {
     switch_to_scheduler();
 }
 
-static void release_meeting(Meeting& meeting, u32 members) {
-    if (meeting.arrived && meeting.arrived >= members) {
-        meeting.arrived = 0;
-        ++meeting.generation;
-    }
+static void release_meeting(Meeting& meeting, u32 members, Block& block) {
+    if (!meeting.arrived || meeting.arrived < members) return;
+    Knowledge& known = meeting.known[meeting.generation % 2] = nullptr;
+    const bool is_whole = &meeting >= block.named && &meeting < block.named + 16 && meeting.arrived >= block.live;
+    if (is_whole && !meeting.some_left) join_block(block);
+    else meeting.gathered.last_row = nullptr, known = std::make_shared<Clock>(std::move(meeting.gathered));
+    meeting.gathered = {}, meeting.some_left = false;
+    meeting.arrived = 0;
+    ++meeting.generation;
 }
 
 static u32 count_lanes(const Block& block, u32 warp, u32 mask) {
@@ -445,7 +565,9 @@ static u32 count_lanes(const Block& block, u32 warp, u32 mask) {
     return members;
 }
 
+// __syncwarp orders accesses to memory. A shuffle or a vote does not, says the programming guide.
 Votes meet(const char* what, u32 mask, u64 value) {
+    const bool orders = !strcmp(what, "__syncwarp()") || !strcmp(what, "bar.warp.sync");
     const u32 warp = my_number() / 32, lane = lane_number();
     if (!(mask >> lane & 1)) fail("lane %u calls %s with mask 0x%x, which does not name it", lane, what, mask);
     Meeting& meeting = my_block().meetings[{warp, mask}];
@@ -456,9 +578,11 @@ Votes meet(const char* what, u32 mask, u64 value) {
     meeting.slots[half][lane] = value;
     meeting.filled[half] |= 1u << lane;
     ++meeting.arrived;
-    release_meeting(meeting, count_lanes(my_block(), warp, mask));
+    if (orders) publish(me(), meeting.gathered, my_block().serial);
+    release_meeting(meeting, count_lanes(my_block(), warp, mask), my_block());
     wait_until([&meeting, before] { return meeting.generation != before; },
                [what, mask] { return text("in %s for the other lanes of mask 0x%x", what, mask); });
+    if (orders) acquire(me(), meeting.known[half]);
     return {meeting.slots[half], meeting.filled[half]};
 }
 
@@ -479,18 +603,21 @@ static Meeting& join_block_barrier(u32 name, u32 count, const char* what) {
     if (meeting.threads != count)
         fail("waits at the named barrier %u for %u threads, and another thread for %u", name, count, meeting.threads);
     ++meeting.arrived;
+    publish(me(), meeting.gathered, my_block().serial);
     return meeting;
 }
 
 void arrive_at_block_barrier(u32 name, u32 count, const char* what) {
-    release_meeting(join_block_barrier(name, count, what), count);
+    Meeting& meeting = join_block_barrier(name, count, what);
+    meeting.some_left = true;
+    release_meeting(meeting, count, my_block());
     engine_may_act();
 }
 
 void block_barrier(u32 name, u32 count, const char* what) {
     Meeting& meeting = join_block_barrier(name, count, what);
     const u32 before = meeting.generation;
-    release_meeting(meeting, count ? count : my_block().live);
+    release_meeting(meeting, count ? count : my_block().live, my_block());
     wait_until([&meeting, before] { return meeting.generation != before; },
                [&meeting, name, count, what] {
                    return std::string(what) + (name || count
@@ -498,6 +625,7 @@ void block_barrier(u32 name, u32 count, const char* what) {
                                                           meeting.arrived, count)
                                                    : "");
                });
+    if (meeting.known[before % 2]) acquire(me(), meeting.known[before % 2]);
 }
 
 int count_in_block(bool value) {
@@ -533,40 +661,66 @@ u32 active_lanes() {
     return meeting.filled[half];
 }
 
-static u32 count_live() {
+static u32 count_live(u32 first_block) {
     u32 live = 0;
-    for (auto& block : blocks) live += block.live;
+    for (u32 rank = 0; rank < blocks_per_cluster; ++rank) live += blocks[first_block + rank].live;
     return live;
 }
 
-static void release_cluster() {
-    if (cluster_arrived && cluster_arrived >= count_live()) {
-        cluster_arrived = 0;
-        ++cluster_generation;
+static void release_cluster(u32 first) {
+    Cluster& cluster = clusters[first / blocks_per_cluster];
+    if (!cluster.arrived || cluster.arrived < count_live(first)) return;
+    for (u32 b = first; b < first + blocks_per_cluster; ++b)
+        if (blocks[b].base) join(cluster.gathered, 0, *blocks[b].base, blocks[b].serial);
+    for (u32 b = first; b < first + blocks_per_cluster; ++b) {
+        auto base = blocks[b].base ? std::make_shared<Clock>(*blocks[b].base) : std::make_shared<Clock>();
+        join(*base, blocks[b].serial, cluster.gathered, 0);
+        blocks[b].base = base;
     }
+    cluster.gathered = {};
+    cluster.arrived = 0;
+    ++cluster.generation;
 }
 
 void arrive_at_cluster() {
     if (me().cluster_generation) fail("calls cluster_arrive a second time without cluster_wait between");
-    me().cluster_generation = cluster_generation + 1;
-    ++cluster_arrived;
-    release_cluster();
+    Cluster& cluster = my_cluster();
+    me().cluster_generation = cluster.generation + 1;
+    if (me().row) join(cluster.gathered, 0, *me().row, my_block().serial);
+    publish_own(me(), cluster.gathered.others[my_block().serial]);
+    ++me().now;
+    ++cluster.arrived;
+    release_cluster(first_of_cluster(me().block));
 }
 
 void wait_for_cluster() {
     const u32 generation = me().cluster_generation;
     if (!generation) fail("calls cluster_wait without cluster_arrive since the last one");
-    wait_until([generation] { return cluster_generation >= generation; },
+    wait_until([&cluster = my_cluster(), generation] { return cluster.generation >= generation; },
                [] { return "in cluster_wait() for the other threads of the cluster"; });
     me().cluster_generation = 0;  // arrivals and waits alternate
 }
 
 // ---- mbarriers
 
+static Barrier& find_barrier(u32 block, u32 address);
+
 void init_barrier(u32 address, u32 arrivals) {
     if (address % 8) fail("the mbarrier at shared address %u must lie at a multiple of 8 bytes", address);
     require_inside(address, 8, "an mbarrier");
-    my_block().barriers[address] = {int(arrivals), int(arrivals)};
+    if (arrivals == 0 || arrivals >= 1 << 20)
+        fail("an mbarrier waits for 1 to 1,048,575 arrivals per phase; this one is initialised for %u", arrivals);
+    Block& block = my_block();
+    if (block.barriers.count(address))
+        fail("initialises the mbarrier at shared address %u a second time without mbarrier.inval before it; a barrier "
+             "that is used again keeps its phases, so flip the parity instead", address);
+    Barrier& barrier = block.barriers[address];
+    barrier.arrivals = barrier.pending = int(arrivals);
+    barrier.component = block.components++;
+    barrier.initialised = moment(me());
+    record_shared(address, 8, true, "an mbarrier");
+    record_shared(address, 8, moment(block.serial, MBARRIER, 0));
+    ++effects;
 }
 
 void make_barriers_visible() {
@@ -582,19 +736,43 @@ static Barrier& find_barrier(u32 block, u32 address) {
             "cluster_wait are missing behind the initialisation",
             block, address);
     }
+    if (!is_before(found->second.initialised, me()))
+        fail("uses the mbarrier at shared address %u, which %s initialises without a barrier between", address,
+             describe_thread(found->second.initialised).c_str());
     return found->second;
 }
 
-static void complete_phase_if_due(Barrier& barrier) {
-    if (barrier.pending == 0 && barrier.bytes == 0) {
-        ++barrier.phase;
-        barrier.pending = barrier.arrivals;
-    }
+static void complete_phase_if_due(u32 block, u32 address) {
+    Barrier& barrier = blocks[block].barriers[address];
+    if (barrier.pending || barrier.bytes) return;
+    u32 on_their_way = 0;
+    for (auto& operation : operations)
+        if (operation.kind == LOAD && operation.block == block && operation.barrier == address)
+            on_their_way += operation.bytes;
+    if (on_their_way)
+        failure = text("block %s: phase %u of the mbarrier at shared address %u ended although %u bytes were not "
+                       "announced: a load is on its way, and no expect_tx named them before the last arrival",
+                       name_index(blocks[block].index, gridDim).c_str(), barrier.phase, address, on_their_way);
+    ++effects;
+    ++barrier.phase;
+    barrier.pending = barrier.arrivals;
+    raise(barrier.gathered.known, barrier.component, barrier.phase);
+    auto done = std::make_shared<Clock>(barrier.gathered);
+    done->last_base = done->last_row = nullptr;
+    barrier.done = done;
+}
+
+static void complete_phase(u32 block, u32 address) {  // if it is due, as the current thread may have brought about
+    complete_phase_if_due(block, address);
+    if (failure.empty()) return;
+    failure = mark(find_caller(__builtin_frame_address(0))) + failure;
+    _longjmp(scheduler, 1);
 }
 
 void invalidate_barrier(u32 address) {
     find_barrier(me().block, address);
     my_block().barriers.erase(address);
+    record_shared(address, 8, moment(me()));  // the memory may hold something else
 }
 
 u64 arrive(u32 address, u32 bytes, u32 arrivals, bool drops) {
@@ -607,8 +785,11 @@ u64 arrive(u32 address, u32 bytes, u32 arrivals, bool drops) {
     barrier.bytes += bytes;
     barrier.pending -= arrivals;
     if (drops) barrier.arrivals -= arrivals;
-    complete_phase_if_due(barrier);
+    ++effects;
+    publish(me(), barrier.gathered, blocks[block].serial);
+    complete_phase(block, address);
     engine_may_act();
+    if (seed > 2 && random_number() % 4 == 0) yield();
     return phase;
 }
 
@@ -616,7 +797,7 @@ void expect_bytes(u32 address, long bytes) {
     const u32 block = find_block(address);
     Barrier& barrier = find_barrier(block, address);
     barrier.bytes += bytes;
-    complete_phase_if_due(barrier);
+    complete_phase(block, address);
     engine_may_act();
 }
 
@@ -639,7 +820,9 @@ static void wait_for_phase(u32 address, u32 parity, bool polls) {
         },
         true);
     thread.polls = false;
-    if (!thread.gives_up) thread.failed_polls = 0;
+    if (thread.gives_up) return;
+    thread.failed_polls = 0;
+    acquire(me(), barrier.done);
 }
 
 void wait_for_phase(u32 address, u32 parity) { wait_for_phase(address, parity, false); }
@@ -752,6 +935,11 @@ static void for_each_unit(const Operation& operation, Use use) {
     }
 }
 
+static void for_each_tile_unit(const Operation& operation, const std::function<void(u32)>& use) {
+    if (operation.is_box) return for_each_unit(operation, [&](u32 at, long, const u8*) { use(at); });
+    for (u32 byte = 0; byte < operation.bytes; byte += 16) use(operation.tile + byte);
+}
+
 static void fill(u8* to, const Map& map, u32 elements) {
     memset(to, 0, elements * map.itemsize);
     if (!map.fill_is_nan) return;
@@ -772,14 +960,13 @@ static void load_box(Operation& operation) {
             if (from && first < last)
                 memcpy(unit + first * map.itemsize, from + first * map.itemsize, (last - first) * map.itemsize);
         }
-        memcpy(engine_view(operation.block, at), unit, 16);
         memcpy(own_view(operation.block, at), unit, 16);
     });
 }
 
 static void read_box(Operation& operation) {
     for_each_unit(operation, [&](u32 at, long, const u8*) {
-        const u8* unit = engine_view(operation.block, at);
+        const u8* unit = own_view(operation.block, at);
         operation.data.insert(operation.data.end(), unit, unit + 16);
     });
 }
@@ -827,33 +1014,31 @@ static void complete_one() {
         for (size_t i = 0; i < operations.size(); ++i)
             if (operations[i].block == threads[operations[i].thread].block) which = i;
     Operation& operation = operations[which];
-    if (operation.kind == LOAD) {
-        if (operation.is_box) {
-            load_box(operation);
-        } else {
-            const u8* from = operation.global         ? operation.global
-                             : operation.data.empty() ? engine_view(threads[operation.thread].block, operation.source)
-                                                      : operation.data.data();
-            memcpy(engine_view(operation.block, operation.tile), from, operation.bytes);
-            memcpy(own_view(operation.block, operation.tile), from, operation.bytes);
-        }
-        Barrier& barrier = blocks[operation.block].barriers[operation.barrier];
-        barrier.bytes -= operation.bytes;
-        complete_phase_if_due(barrier);
-    } else if (!operation.read) {
-        const u8* from = engine_view(operation.block, operation.tile);
+    ++effects;
+    if (operation.kind != LOAD && !operation.read) {
+        const u8* from = own_view(operation.block, operation.tile);
         operation.is_box ? read_box(operation) : operation.data.assign(from, from + operation.bytes);
         operation.read = true;
         return;
-    } else if (operation.is_box) {
-        write_box(operation);
+    }
+    if (operation.is_box) {
+        operation.kind == LOAD ? load_box(operation) : write_box(operation);
+    } else if (operation.kind == LOAD) {
+        const u8* from = operation.global         ? operation.global
+                         : operation.data.empty() ? own_view(threads[operation.thread].block, operation.source)
+                                                  : operation.data.data();
+        memcpy(own_view(operation.block, operation.tile), from, operation.bytes);
     } else if (operation.kind == ADD) {
         for (u32 i = 0; i < operation.bytes; i += operation.map.itemsize)
             add_element(operation.global + i, &operation.data[i], operation.map);
     } else {
         memcpy(operation.global, operation.data.data(), operation.bytes);
     }
+    const Operation done = std::move(operation);
     operations.erase(operations.begin() + which);
+    if (done.kind != LOAD) return;
+    blocks[done.block].barriers[done.barrier].bytes -= done.bytes;
+    complete_phase_if_due(done.block, done.barrier);
 }
 
 static bool has_next_product(const WarpGroup& group, u32 warp);
@@ -874,6 +1059,11 @@ static void require_signal(u32 block, u32 barrier, const char* what) {
         fail("%s names an mbarrier that the copy engine cannot see yet: fence_mbarrier_init is missing", what);
 }
 
+static u32 store_component() {
+    if (!me().store_component) me().store_component = my_block().components++;
+    return me().store_component;
+}
+
 // What a launch issued, in order, for checks that ask how a kernel reached its result: see trace() in __init__.py.
 struct Event {
     u32 kind, block, bytes, pending;  // a Kind and its bytes, or PRODUCT and how many groups may still be running
@@ -892,6 +1082,12 @@ static void start(Operation operation) {
     note(operation.kind, operation.bytes, 0);
     operation.thread = current;
     operation.group = me().groups;
+    if (operation.kind == LOAD) {
+        const Barrier& barrier = blocks[operation.block].barriers[operation.barrier];
+        begin_load(operation, moment(blocks[operation.block].serial, barrier.component, barrier.phase + 1));
+    } else {
+        begin_store(operation, moment(my_block().serial, store_component(), me().groups + 1));
+    }
     operation.where = find_caller(__builtin_frame_address(0));
     operations.push_back(std::move(operation));
 }
@@ -910,12 +1106,12 @@ void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const
         fail("%s signals an mbarrier of another block than its tile's", what);
     if (kind == LOAD) require_signal(block, barrier, what);
     require_inside(tile, bytes, what);
-    if (std::none_of(tensors.begin(), tensors.end(),
-                     [&](auto& tensor) { return tensor.first <= address && address + bytes <= tensor.second; }))
+    if (const Region* region = find_region(address, bytes); !region || region->tensor < 0)
         fail("%s of %u bytes leaves the tensors that were passed to the kernel", what, bytes);
     Operation operation = {kind, block, tile, bytes, barrier, static_cast<u8*>(global)};
     operation.map.type[0] = *added == 's' || *added == 'u' ? 'i' : *added;
     operation.map.itemsize = u8(atoi(added + strcspn(added, "123468")) / 8);
+    operation.what = what, operation.span = bytes;
     start(std::move(operation));
     engine_may_act();
 }
@@ -925,7 +1121,7 @@ static void send(Operation operation, u32 destination, u32 barrier, const char* 
     operation.block = find_block(destination);
     if (find_block(barrier) != operation.block)
         fail("%s signals an mbarrier of another block than its destination's", what);
-    operation.tile = destination, operation.barrier = barrier;
+    operation.tile = destination, operation.barrier = barrier, operation.span = operation.bytes, operation.what = what;
     require_signal(operation.block, barrier, what);
     require_inside(destination, operation.bytes, what);
     start(std::move(operation));
@@ -967,20 +1163,23 @@ void move_box(Kind kind, const void* map_argument, u32 dimensions, const int* co
     for (u32 d = 1; d < dimensions; ++d) rows *= map.box[d];
     const u32 row_bytes = map.box[0] * map.itemsize;
     require_inside(tile & 0xffffff, u64(rows) * std::max<u32>(row_bytes, map.swizzle), what);
+    operation.span = rows * std::max<u32>(row_bytes, map.swizzle);
     operation.is_box = true;
     operation.bytes = rows * row_bytes;  // a box counts in full, also where it lies outside of the tensor
     std::copy(corner, corner + dimensions, operation.corner);
     if (kind != LOAD && (map.type[0] == 'i' && map.itemsize < 4 && kind == ADD))
         fail("%s cannot add integers of %u bytes", what, u32(map.itemsize));
+    operation.what = what;
     const u32 home = find_block(tile);
     if (kind == LOAD && find_block(barrier) != home)
         fail("%s signals an mbarrier of another block than its tile's, which the emulator does not know", what);
     operation.tile = tile, operation.barrier = barrier;
-    if (ctas < 0) ctas = 1 << home;
-    for (u32 block = 0; ctas >> block; ++block) {
-        if (!(ctas >> block & 1)) continue;
-        if (block >= blocks.size()) fail("%s names block %u of a cluster of %zu", what, block, blocks.size());
-        if (has_ended(block)) fail("%s sends to block %u of its cluster, which has ended already", what, block);
+    if (ctas < 0) ctas = 1 << rank_of(home);
+    for (u32 rank = 0; ctas >> rank; ++rank) {
+        if (!(ctas >> rank & 1)) continue;
+        if (rank >= blocks_per_cluster) fail("%s names block %u of a cluster of %u", what, rank, blocks_per_cluster);
+        const u32 block = first_of_cluster(me().block) + rank;
+        if (has_ended(block)) fail("%s sends to block %u of its cluster, which has ended already", what, rank);
         if (kind == LOAD) require_signal(block, barrier, what);
         operation.block = block;
         start(operation);
@@ -1004,6 +1203,43 @@ void wait_for_reads(u32 pending) {
             });
         },
         [] { return "for the copy engine to read the tiles of its stores"; });
+    if (groups > pending) me().stores_waited = std::max(me().stores_waited, groups - pending);
+    if (me().store_component) close_reads(me().store_component, me().stores_waited);
+}
+
+// ---- cp.async: each thread's copy lands when the thread waits for it, the latest moment that PTX allows
+
+void copy_async(u32 tile, const void* source, u32 bytes, u32 source_bytes) {
+    const u64 from = reinterpret_cast<u64>(source);
+    if (bytes != 4 && bytes != 8 && bytes != 16) fail("cp_async copies 4, 8 or 16 bytes, not %u", bytes);
+    if (tile % bytes || from % bytes)
+        fail("cp_async of %u bytes from global address ...%llx to shared address %u: both must be multiples of %u",
+             bytes, from & 0xfff, tile, bytes);
+    if (source_bytes > bytes) fail("cp_async of %u bytes reads %u", bytes, source_bytes);
+    require_inside(tile, bytes, "cp_async");
+    CpAsync copy = {{}, tile, bytes, me().copy_groups};
+    if (source_bytes) {
+        access(from, source_bytes, false, false, __builtin_frame_address(0));
+        memcpy(copy.data, source, source_bytes);
+    }
+    record_shared(tile, bytes, false, "cp_async");
+    me().copies.push_back(copy);
+}
+
+void commit_copies() { ++me().copy_groups; }
+
+void wait_for_copies(u32 pending) {
+    auto& copies = me().copies;
+    size_t kept = 0;
+    for (auto& copy : copies) {
+        if (copy.group + pending >= me().copy_groups) {
+            copies[kept++] = copy;
+            continue;
+        }
+        record_shared(copy.tile, copy.bytes, true, "cp_async");
+        memcpy(own_view(me().block, copy.tile), copy.data, copy.bytes);
+    }
+    copies.resize(kept);
 }
 
 void wait_for_stores(u32 pending) {
@@ -1016,40 +1252,60 @@ void wait_for_stores(u32 pending) {
             });
         },
         [] { return "for the copy engine to end its stores"; });
+    wait_for_reads(pending);
 }
 
 // ---- wgmma
 
 void fence_products() { me().fenced = true; }
 
-// Read one row of a matrix from shared memory: `count` elements from byte `begin` of the row on.
+// Return where 16 bytes of one row of a matrix lie in shared memory; `unit` is 0 or 1.
 //
 // A descriptor holds, in units of 16 bytes, the address (bits 0-13), the offset from one core matrix of 8 x 16 bytes to
 // the next along K (bits 16-29, used only without a swizzle), and that to the next eight rows (bits 32-45). Bits 62-63
 // hold the swizzle. Rows of a swizzled tile lie one swizzle apart.
-//
-// The rows of a transposed matrix run along M or N, with k from one to the next. Eight rows of one swizzle (16 bytes
-// without one) are a core matrix. The first offset leads to the next core matrix along M or N and the second one along
-// K, or the other way round without a swizzle.
-static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, bool transposed, float (&values)[32]) {
+static u32 unit_address(u64 descriptor, u32 row, u32 unit) {
     constexpr u32 SWIZZLES[] = {0, 128, 64, 32};
     const u32 swizzle = SWIZZLES[descriptor >> 62], base = u32(descriptor & 0x3fff) * 16;
     const u32 along_k = u32(descriptor >> 16 & 0x3fff) * 16, along_rows = u32(descriptor >> 32 & 0x3fff) * 16;
+    const u32 address =
+        base + row / 8 * along_rows + row % 8 * (swizzle ? swizzle : 16) + unit * (swizzle ? 16 : along_k);
+    return place_in_swizzle(address, swizzle) % shared_bytes;
+}
+
+// The rows of a transposed matrix run along M or N, with k from one to the next. Eight rows of one swizzle (16 bytes
+// without one) are a core matrix. The first offset leads to the next core matrix along M or N and the second one along
+// K, or the other way round without a swizzle.
+static u32 element_address(u64 descriptor, u32 row, u32 k) {
+    constexpr u32 SWIZZLES[] = {0, 128, 64, 32};
+    const u32 swizzle = SWIZZLES[descriptor >> 62], base = u32(descriptor & 0x3fff) * 16;
+    const u32 along_k = u32(descriptor >> 16 & 0x3fff) * 16, along_rows = u32(descriptor >> 32 & 0x3fff) * 16;
+    const u32 span = swizzle ? swizzle / 2 : 8, outer = row / span, inner = row % span * 2;
+    const u32 address = base + outer * (swizzle ? along_k : along_rows) + k / 8 * (swizzle ? along_rows : along_k) +
+                        k % 8 * span * 2 + inner;
+    return place_in_swizzle(address, swizzle) % shared_bytes;
+}
+
+static bool any_piece(const Rows& rows, const std::function<bool(u32, u32)>& is_wanted) {
+    for (u32 row = rows.first; row < rows.first + rows.count; ++row)
+        for (u32 i = 0; i < (rows.transposed ? 16 : 2); ++i)
+            if (rows.transposed ? is_wanted(element_address(rows.descriptor, row, i), 2)
+                                : is_wanted(unit_address(rows.descriptor, row, i), 16))
+                return true;
+    return false;
+}
+
+static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, bool transposed, float (&values)[32]) {
     if (transposed) {
-        const u32 span = swizzle ? swizzle / 2 : 8, outer = row / span, inner = row % span * 2;
         for (u32 k = 0; k < 16; ++k) {
-            const u32 address = base + outer * (swizzle ? along_k : along_rows) +
-                                k / 8 * (swizzle ? along_rows : along_k) + k % 8 * span * 2 + inner;
-            const u8* bytes = engine_view(block, place_in_swizzle(address, swizzle) % shared_bytes);
+            const u8* bytes = own_view(block, element_address(descriptor, row, k));
             values[k] = element_value(elements, bytes[0] | bytes[1] << 8);
         }
         return;
     }
     const u32 size = element_bytes(elements), count = 16 / size;
     for (u32 unit = 0; unit < 2; ++unit) {
-        const u32 address =
-            base + row / 8 * along_rows + row % 8 * (swizzle ? swizzle : 16) + unit * (swizzle ? 16 : along_k);
-        const u8* bytes = engine_view(block, place_in_swizzle(address, swizzle) % shared_bytes);
+        const u8* bytes = own_view(block, unit_address(descriptor, row, unit));
         for (u32 i = 0; i < count; ++i) {
             u32 element = 0;
             memcpy(&element, bytes + size * i, size);
@@ -1152,7 +1408,21 @@ void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u6
         fail("the threads of one warp group give wgmma different operands");
     product->d[my_number() % 128] = *d;
     if (a_registers) std::copy(a_registers, a_registers + 4, product->a_registers[my_number() % 128]);
-    ++product->issued[my_number() / 32 % 4];
+    const u32 warp = my_number() / 32 % 4, lane = lane_number();
+    if (!thread.product_component) {
+        u32& component = group.components[warp];
+        if (!component) component = my_block().components++;
+        thread.product_component = component;
+    }
+    ++effects;
+    if (++product->issued[warp] == 32) {
+        const u64 at = moment(my_block().serial, thread.product_component, thread.product_groups + 1);
+        if (!a_registers) add_read({a, 16 * warp, 16, kind.a_transposed}, at);
+        add_read({b, 0, kind.width, kind.b_transposed}, at);
+    }
+    if (!a_registers) begin_read({a, 16 * warp + lane / 2, 1, kind.a_transposed});
+    begin_read({b, lane % kind.width, 1, kind.b_transposed});  // each lane must know that the tiles are there
+    for (u32 row = lane + 32; row < kind.width; row += 32) begin_read({b, row, 1, kind.b_transposed});
 
     if (my_number() % 128 == 0)
         note(PRODUCT, 0, thread.issued.empty() ? 0 : thread.product_groups - thread.issued.front().group);
@@ -1194,6 +1464,9 @@ void wait_for_products(u32 pending) {
         thread.fenced = false;
     }
     thread.issued.erase(thread.issued.begin(), thread.issued.begin() + done);
+    thread.products_waited = std::max(thread.products_waited, limit);
+    if (lane_number() == 31 && thread.product_component) close_reads(thread.product_component, limit);
+    if (seed > 2 && random_number() % 4 == 0) yield();
 }
 
 // ---- stmatrix: tilelab/include/tma.cuh describes which lane holds what
@@ -1206,19 +1479,26 @@ void store_matrices(u32 address, const u32 (&rows)[4], bool transposed) {
         for (u32 half = 0; half < 2; ++half) {
             const u32 row = lane / 4, column = lane % 4 * 2 + half, element = rows[matrix] >> 16 * half;
             const u32 line = u32(votes.slots[matrix * 8 + (transposed ? column : row)]);
-            memcpy(find_shared(line, 16, "a row of stmatrix") + 2 * (transposed ? row : column), &element, 2);
+            u8* const unit = find_shared(line, 16, "a row of stmatrix");
+            if (transposed) record_shared(line + 2 * row, 2, true, "stmatrix");
+            else if (!half) record_shared(line + 2 * column, 4, true, "stmatrix");
+            memcpy(unit + 2 * (transposed ? row : column), &element, 2);
         }
 }
 
 // ---- running
 
 static void switch_to_scheduler() {
+    if (unsettled.bytes) settle();
     if (!_setjmp(coroutines[current].resume)) _longjmp(scheduler, 1);
 }
 
 static void run_thread() {
     for (;;) {
         kernel(arguments);
+        if (unsettled.bytes) settle();
+        wait_for_copies(0);
+        ++effects;
         if (!me().issued.empty()) fail("ends before wgmma_wait has waited for all of its products");
         me().finished = true;
         --my_block().live;
@@ -1249,7 +1529,6 @@ static void add_coroutine() {
 // Run the current thread until it waits or ends.
 static void run_current() {
     Coroutine& coroutine = coroutines[current];
-    ticks = 0;
     if (_setjmp(scheduler)) return;
     const bool begins = !me().started;
     me().started = true;
@@ -1261,7 +1540,8 @@ static void run_current() {
 }
 
 static std::string find_unfinished(u32 number) {
-    const std::string where = text("block %u ended while the copy engine ", blocks[number].index.x);
+    const std::string where =
+        text("block %s ended while the copy engine ", name_index(blocks[number].index, gridDim).c_str());
     for (auto& operation : operations) {
         if (operation.block == number && operation.kind == LOAD)
             return mark(operation.where) + where + "was still writing its shared memory";
@@ -1273,17 +1553,17 @@ static std::string find_unfinished(u32 number) {
     }
     for (auto& group : blocks[number].warp_groups)
         if (!group.products.empty())
-            return text("block %u ended, and some warps of a warp group have not issued the wgmma of the others",
-                        blocks[number].index.x);
+            return text("block %s ended, and some warps of a warp group have not issued the wgmma of the others",
+                        name_index(blocks[number].index, gridDim).c_str());
     return "";
 }
 
 static void thread_has_ended() {
     Block& block = blocks[me().block];
-    release_meeting(block.named[0], block.live);
+    release_meeting(block.named[0], block.live, block);
     for (auto& [key, meeting] : block.meetings)
-        if (key.first == my_number() / 32) release_meeting(meeting, count_lanes(block, key.first, key.second));
-    release_cluster();
+        if (key.first == my_number() / 32) release_meeting(meeting, count_lanes(block, key.first, key.second), block);
+    release_cluster(first_of_cluster(me().block));
     if (!block.live) failure = find_unfinished(me().block);
 }
 
@@ -1292,7 +1572,7 @@ static std::string describe_deadlock() {
     std::string said, first_reason;
     for (bool for_barrier : {true, false})
         for (auto& thread : threads) {
-            if (thread.finished || thread.waits_for_barrier != for_barrier) continue;
+            if (thread.finished || !thread.ready || thread.waits_for_barrier != for_barrier) continue;
             const std::string reason = thread.waits_for();
             if (reason == first_reason) continue;
             if (!said.empty())
@@ -1303,19 +1583,32 @@ static std::string describe_deadlock() {
     return said;
 }
 
-static void prepare_cluster(u32 size) {
-    const u32 count = blockDim.x * blockDim.y * blockDim.z;
+enum Progress { NOTHING, POLLED, RAN };  // no thread could run; those that could only poll; one has got further
+static u64 seen_effects, idle_switches;  // switches of threads since anything changed
+
+static void refresh_regions() {
+    Cell* cells = blocks[loaded].cells;
+    const u64 begins[] = {reinterpret_cast<u64>(static_begin), reinterpret_cast<u64>(dynamic_shared)};
+    const u64 since = cluster_moment(loaded);
+    Cell* const dynamic_cells = cells ? cells + dynamic_base / 4 : nullptr;
+    regions[0] = {begins[0], begins[0] + static_bytes, cells, -1, since};
+    regions[1] = {begins[1], begins[1] + shared_bytes - dynamic_base, dynamic_cells, -1, since};
+    recent = {};
+}
+
+static void start_cluster(u32 slot, dim3 index) {
+    const u32 count = blockDim.x * blockDim.y * blockDim.z, first_block = slot * blocks_per_cluster;
     patience = 2u << random_number() % 6;
-    operations.clear();
-    blocks.clear();
-    blocks.resize(size);
-    threads.clear();
-    threads.resize(count * size);
-    while (coroutines.size() < threads.size()) add_coroutine();
-    cluster_arrived = cluster_generation = 0;
-    for (u32 b = 0; b < size; ++b) {
-        Block& block = blocks[b];
-        block.index = {blockIdx.x + b, blockIdx.y, blockIdx.z};
+    clusters[slot] = {true};
+    for (u32 b = first_block; b < first_block + blocks_per_cluster; ++b) {
+        Cell* const cells = blocks[b].cells;
+        Block& block = blocks[b] = Block();
+        block.cells = cells ? cells : take_cells(shared_bytes);
+        block.index = {index.x + rank_of(b), index.y, index.z};
+        block.serial = ++last_serial;
+        serial_blocks.push_back(block.index);
+        block.components = count;
+        block.fenced.assign(count, 0);
         block.first_thread = b * count;
         block.live = count;
         for (u32 warp = 0; warp < (count + 31) / 32; ++warp) block.lags.push_back(random_number() % 4 == 0);
@@ -1326,82 +1619,134 @@ static void prepare_cluster(u32 size) {
             const u32 garbage = random_number();
             memcpy(&block.memory[i], &garbage, 4);
         }
-        block.engine_view = block.memory;
         for (u32 i = 0; i < count; ++i) {
-            Thread& thread = threads[block.first_thread + i];
+            Thread& thread = threads[block.first_thread + i] = Thread();
             thread.block = b;
             thread.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
         }
+        if (b == loaded) copy_loaded(false), refresh_regions();
     }
-    loaded = 0;
-    copy_loaded(false);
 }
 
-// Let each thread of a warp that can run do so, until it waits. Return whether there was one.
-static bool run_warp(const Block& block, u32 first, u32 count) {
-    bool someone_ran = false;
+// Say what goes on for ever: a loop in which nothing changes.
+static std::string describe_idle_loop(bool others_wait) {
+    const std::string who = place(me(), me().where);
+    if (!me().yielded) return who + " waits " + me().waits_for() + " again and again, and nothing changes: a loop does not end";
+    return who + " polls memory that nobody changes" +
+           (others_wait ? text(": blocks that have not begun cannot, because the %zu that run fill the GPU",
+                               clusters.size() * blocks_per_cluster)
+                        : "");
+}
+
+// Let each thread of a warp that can run do so, until it waits or polls.
+static Progress run_warp(const Block& block, u32 first, u32 count) {
+    Progress progress = NOTHING;
     const u32 begin = seed > 2 ? random_number() % count : 0;
     for (u32 step = 0; step < count; ++step) {
         current = block.first_thread + first + (begin + step) % count;
         if (me().finished || (me().ready && !me().ready())) continue;
         load_block(me().block);
         me().ready = nullptr;
+        me().yielded = false;
         threadIdx = me().index;
         blockIdx = block.index;
-        someone_ran = true;
         run_current();
-        if (failure.empty() && me().finished) thread_has_ended();
-        if (!failure.empty()) break;
+        if (is_interrupted) failure = "\3";
+        if (!failure.empty()) return RAN;
+        if (!me().yielded) progress = RAN;
+        else if (!progress) progress = POLLED;
+        if (me().finished) thread_has_ended();
+        if (effects != seen_effects) seen_effects = effects, idle_switches = 0, ticks = 0;
+        else if (++idle_switches > 20000 * std::min<u64>(threads.size(), 2048)) failure = describe_idle_loop(false);
+        if (!failure.empty()) return RAN;
     }
-    return someone_ran;
+    return progress;
 }
 
-// Let the warps of a block run. Return whether a thread could. Warps that lag behind run seldom, or if they `must`.
-static bool run_block(const Block& block, u32 count, bool must) {
-    bool someone_ran = false;
+// Let the warps of a block run. Warps that lag behind run seldom, or if they `must`.
+static Progress run_block(const Block& block, u32 count, bool must) {
+    Progress progress = NOTHING;
     const u32 warps = (count + 31) / 32, begin = seed > 2 ? random_number() % warps : 0;
     for (u32 step = 0; step < warps; ++step) {
         const u32 warp = seed == 1 ? warps - 1 - step : (begin + step) % warps;
         if (seed > 2 && !must && block.lags[warp] && random_number() % 16) continue;
-        while (run_warp(block, 32 * warp, std::min(32u, count - 32 * warp))) {
-            someone_ran = true;
-            if (!failure.empty() || seed > 2) break;
+        for (;;) {
+            const Progress made = run_warp(block, 32 * warp, std::min(32u, count - 32 * warp));
+            progress = std::max(progress, made);
+            if (!failure.empty()) return progress;
+            if (made != RAN || seed > 2) break;
         }
-        if (!failure.empty()) break;
     }
-    return someone_ran;
+    return progress;
 }
 
-static bool run_blocks(u32 count, bool must) {
+static Progress run_blocks(u32 count, bool must) {
     const u32 size = u32(blocks.size()), begin = seed > 2 ? random_number() % size : 0;
-    bool someone_ran = false;
+    Progress progress = NOTHING;
     for (u32 step = 0; step < size; ++step) {
-        const Block& block = blocks[seed == 1 ? size - 1 - step : (begin + step) % size];
-        while (run_block(block, count, must)) {
-            someone_ran = true;
-            if (!failure.empty()) return true;
-            if (seed > 2 && random_number() % 2) break;
+        const u32 b = seed == 1 ? size - 1 - step : (begin + step) % size;
+        if (has_ended(b)) continue;
+        for (;;) {
+            const Progress made = run_block(blocks[b], count, must);
+            progress = std::max(progress, made);
+            if (!failure.empty()) return progress;
+            if (made != RAN || has_ended(b) || (seed > 2 && random_number() % 2)) break;
         }
     }
-    return someone_ran;
+    return progress;
 }
 
-static void run_cluster(u32 size) {
-    prepare_cluster(size);
-    const u32 count = u32(threads.size()) / size;
-    while (count_live()) {
-        if (run_blocks(count, false) || run_blocks(count, true)) {
-            if (!failure.empty()) return;
+// Run the clusters of a grid, in an order that the seed gives. Up to `most` can be resident at once, as on a GPU. More
+// than a few are only when a block polls memory that nobody changes: it may wait for a block that has not begun.
+static void run_grid(u32 most) {
+    const u32 count = blockDim.x * blockDim.y * blockDim.z;
+    const u32 across = gridDim.x / blocks_per_cluster, total = across * gridDim.y * gridDim.z;
+    std::vector<u32> order(total);
+    for (u32 i = 0; i < total; ++i) order[i] = seed == 1 ? total - 1 - i : i;
+    if (seed > 2)
+        for (u32 i = total; i > 1; --i) std::swap(order[i - 1], order[random_number() % i]);
+    const bool interleaves = seed > 1 && shared_bytes <= 32 << 10 && count * blocks_per_cluster <= 512;
+    u32 wanted = interleaves ? 2 : 1, next = 0, running = 0;
+    for (;;) {
+        for (u32 slot = 0; running < wanted && next < total; ++slot) {
+            if (slot == clusters.size()) {
+                clusters.emplace_back();
+                blocks.resize(blocks.size() + blocks_per_cluster);
+                threads.resize(threads.size() + count * blocks_per_cluster);
+                while (coroutines.size() < threads.size()) add_coroutine();
+            }
+            if (clusters[slot].is_running) continue;
+            const u32 at = order[next++];
+            start_cluster(slot, {at % across * blocks_per_cluster, at / across % gridDim.y, at / across / gridDim.y});
+            ++running;
+        }
+        if (!running) break;
+        Progress progress = run_blocks(count, false);
+        if (failure.empty() && progress != RAN) progress = std::max(progress, run_blocks(count, true));
+        for (u32 slot = 0; slot < clusters.size() && failure.empty(); ++slot) {
+            const u32 first = slot * blocks_per_cluster;
+            if (!clusters[slot].is_running || count_live(first)) continue;
+            const auto is_of_cluster = [&](auto& each) { return threads[each.thread].block / blocks_per_cluster == slot; };
+            while (std::any_of(operations.begin(), operations.end(), is_of_cluster)) complete_one();
+            clusters[slot].is_running = false;
+            --running;
+            progress = RAN;
+        }
+        if (!failure.empty()) return;
+        if (progress == RAN) continue;
+        if (!operations.empty()) {
+            complete_one();
+        } else if (progress == NOTHING && let_polls_fail()) {
             continue;
-        }
-        if (operations.empty() && let_polls_fail()) continue;
-        if (operations.empty()) {
+        } else if (progress == NOTHING) {
             failure = describe_deadlock();
-            return;
+        } else if (idle_switches > 8 * threads.size() && next < total) {
+            if (running < most) wanted = running + 1, idle_switches = 0;
+            else if (idle_switches > 100 * threads.size()) failure = describe_idle_loop(true);
         }
-        complete_one();
+        if (!failure.empty()) return;
     }
-    while (!operations.empty()) complete_one();
+    while (!operations.empty() && failure.empty()) complete_one();
 }
 
 }  // namespace emulator
@@ -1413,6 +1758,7 @@ extern "C" const char* take_printed() {
     emulator::printed.clear();
     return said.c_str();
 }
+#include "hooks.h"
 
 // The compiler's option -fsanitize-coverage=trace-pc makes a kernel call this at the start of each basic block.
 extern "C" void __sanitizer_cov_trace_pc() { ++emulator::steps; }
@@ -1431,34 +1777,40 @@ extern "C" const emulator::Event* end_trace(u64* count, u64* steps) {
     return emulator::events.data();
 }
 
-// Run a kernel, whose code lies between two addresses. `ranges` holds the first and the last address of each tensor,
-// `count` of them. No thread runs for more than `most_ticks` tenths of a second without waiting. Return "" or what the
-// kernel did wrong.
-extern "C" const char* run_emulated(void (*kernel)(void**), const u8* code_begin, const u8* code_end, void** arguments,
-                                    const u32* grid, const u32* block, u32 cluster, u8* static_begin, u8* static_end,
-                                    u32 dynamic_bytes, u32 dynamic_alignment, const u64* ranges, u32 count, u32 seed,
-                                    u32 most_ticks) {
+// Run a kernel, whose code and variables lie between three addresses. `ranges` holds the first and the last address of
+// each tensor, `count` of them. Up to `most_resident` clusters run at once. No thread runs for more than `most_ticks`
+// tenths of a second without changing anything. Return "", "\3" after Ctrl-C, or what the kernel did wrong.
+extern "C" const char* run_emulated(void (*kernel)(void**), const u8* code_begin, const u8* code_end,
+                                    const u8* image_end, void** arguments, const u32* grid, const u32* block,
+                                    u32 cluster, u8* static_begin, u8* static_end, u32 dynamic_bytes,
+                                    u32 dynamic_alignment, const u64* ranges, const char** names, u32 count,
+                                    u32 most_resident, u32 seed, u32 most_ticks) {
     using namespace emulator;
     static std::string said;
     gridDim = {grid[0], grid[1], grid[2]};
     blockDim = {block[0], block[1], block[2]};
     emulator::kernel = kernel, emulator::arguments = arguments;
-    emulator::code_begin = code_begin, emulator::code_end = code_end, emulator::most_ticks = int(most_ticks);
+    emulator::code_begin = code_begin, emulator::code_end = code_end, emulator::image_end = image_end;
+    emulator::most_ticks = int(most_ticks);
     emulator::seed = seed, random_state = seed;
     emulator::static_begin = static_begin;
     static_bytes = u32(static_end - static_begin);
     dynamic_base = (static_bytes + dynamic_alignment - 1) / dynamic_alignment * dynamic_alignment;
     shared_bytes = dynamic_base + dynamic_bytes;
+    blocks_per_cluster = cluster;
     failure.clear();
-    tensors.clear();
-    for (u32 i = 0; i < count; ++i) tensors.push_back({ranges[2 * i], ranges[2 * i + 1]});
-    const CatchSignals guard;
-    for (u32 z = 0; z < grid[2] && failure.empty(); ++z)
-        for (u32 y = 0; y < grid[1] && failure.empty(); ++y)
-            for (u32 x = 0; x < grid[0] && failure.empty(); x += cluster) {
-                blockIdx = {x, y, z};
-                run_cluster(cluster);
-            }
+    operations.clear(), clusters.clear(), blocks.clear(), threads.clear();
+    const u32 most_blocks = most_resident * cluster;
+    clusters.reserve(most_resident), blocks.reserve(most_blocks);  // references to them stay valid
+    threads.reserve(most_blocks * block[0] * block[1] * block[2]);
+    loaded = ~0u, ticks = 0, idle_switches = 0;
+    prepare_regions(ranges, names, count, grid[0] * grid[1] * grid[2]);
+    is_running = true;
+    {
+        const CatchSignals guard;
+        run_grid(most_resident);
+    }
+    is_running = false;
     said = failure;
     return said.c_str();
 }

@@ -618,17 +618,20 @@ def access(translator: Translator, statement: Statement) -> str | None:
         raise Unknown(f"`{statement.name}` names {len(registers)} registers")
     shared = str(any(part.startswith("shared") for part in statement.parts)).lower()
     array = next(translator.fresh)
-    call = f"<{count}, {bytes}>({shared}, {translator.address(address)}, {array}, {what(statement)});"
+    is_signal = statement.has("volatile", "relaxed", "acquire", "release", "mmio")
+    name = f"{'load' if is_load else 'store'}{'_signal' if is_signal else ''}"
+    releases = f", {str(statement.has('release')).lower()}" if is_signal and not is_load else ""
+    call = f"{name}<{count}, {bytes}>({shared}, {translator.address(address)}, {array}, {what(statement)}{releases});"
     if not is_load:
         given = ", ".join(translator.read(each, f"f{8 * bytes}") for each in registers)
-        return f"{{ const u64 {array}[] = {{{given}}}; ptx::store{call} }}"
+        return f"{{ const u64 {array}[] = {{{given}}}; ptx::{call} }}"
     extend = (
         f"u64(ptx::as<ptx::s{8 * bytes}>({array}[{{}}]))"
         if match[2] == "s" and bytes < 4
         else f"{array}[{{}}]"
     )
     writes = " ".join(translator.write(each, extend.format(i)) for i, each in enumerate(registers))
-    return f"{{ u64 {array}[{count}]; ptx::load{call} {writes} }}"
+    return f"{{ u64 {array}[{count}]; ptx::{call} {writes} }}"
 
 
 UPDATES = {
@@ -663,7 +666,8 @@ def update(translator: Translator, statement: Statement) -> str | None:
         f"ptx::apply<{pairs}, Own>([]({', '.join(f'Own {name}' for name in names)}) -> Own "
         f"{{ return Own({UPDATES[operation]}); }}, {given})"
     )
-    at = f"{shared}, {translator.address(address)}, {bytes}, {what(statement)}"
+    orders = str(statement.has("release", "acq_rel")).lower()
+    at = f"{shared}, {translator.address(address)}, {bytes}, {what(statement)}, {orders}"
     call = f"ptx::update({at}, [&](u64 old) {{ return {body}; }})"
     return f"{{ typedef {own} Own; {translator.write(target, call)} }}"
 
@@ -698,7 +702,11 @@ def fence(translator: Translator, statement: Statement) -> str | None:
             if statement.has("global", "async::generic")
             else "emulator::fence_views(); emulator::make_barriers_visible();"
         )
-    return "" if statement.has("sc", "acq_rel", "acquire", "release", "cta", "gl", "sys") else None
+    return (
+        "emulator::fence_memory();"
+        if statement.has("sc", "acq_rel", "acquire", "release", "cta", "gl", "sys")
+        else None
+    )
 
 
 def shuffle(translator: Translator, statement: Statement) -> str | None:

@@ -200,9 +200,23 @@ void store(bool shared, u64 address, const u64 (&values)[COUNT], const char* wha
     u8* to = static_cast<u8*>(pointer_to(shared, address, COUNT * BYTES, what));
     for (u32 i = 0; i < COUNT; ++i) memcpy(to + i * BYTES, &values[i], BYTES);
 }
+// Loads and stores that are volatile, relaxed, acquire or release do not race with each other.
+template <u32 COUNT, u32 BYTES>
+UNCHECKED void load_signal(bool shared, u64 address, u64 (&values)[COUNT], const char* what) {
+    const u8* from = static_cast<u8*>(pointer_to(shared, address, COUNT * BYTES, what));
+    emulator::begin_signal(from, COUNT * BYTES, false, false);
+    for (u32 i = 0; i < COUNT; ++i) values[i] = 0, memcpy(&values[i], from + i * BYTES, BYTES);
+}
+template <u32 COUNT, u32 BYTES>
+UNCHECKED void store_signal(bool shared, u64 address, const u64 (&values)[COUNT], const char* what, bool releases) {
+    u8* to = static_cast<u8*>(pointer_to(shared, address, COUNT * BYTES, what));
+    emulator::begin_signal(to, COUNT * BYTES, true, releases);
+    for (u32 i = 0; i < COUNT; ++i) memcpy(to + i * BYTES, &values[i], BYTES);
+}
 template <typename F>
-u64 update(bool shared, u64 address, u32 bytes, const char* what, F f) {
+UNCHECKED u64 update(bool shared, u64 address, u32 bytes, const char* what, bool orders, F f) {
     void* at = pointer_to(shared, address, bytes, what);
+    emulator::begin_atomic(at, bytes, orders);
     u64 old = 0;
     memcpy(&old, at, bytes);
     const u64 changed = f(old);
@@ -216,7 +230,7 @@ inline u64 ticks() {
 
 // ---- the lanes of a warp
 
-inline u64 shuffle(char kind, u64 value, u64 by, u64 limits, u64 mask, u64& inside) {
+UNCHECKED inline u64 shuffle(char kind, u64 value, u64 by, u64 limits, u64 mask, u64& inside) {
     const emulator::Votes votes = emulator::meet("shfl.sync", u32(mask), u32(value));
     const int lane = int(emulator::lane_number()), segment = int(limits >> 8 & 31), clamp = int(limits & 31),
               b = int(by & 31);
@@ -228,7 +242,7 @@ inline u64 shuffle(char kind, u64 value, u64 by, u64 limits, u64 mask, u64& insi
     return u32(votes.slots[source]);
 }
 template <typename F>
-u64 reduce(const char* what, u64 mask, u64 value, F f) {
+UNCHECKED u64 reduce(const char* what, u64 mask, u64 value, F f) {
     const emulator::Votes votes = emulator::meet(what, u32(mask), u32(value));
     bool some = false;
     u64 result = 0;
@@ -236,17 +250,25 @@ u64 reduce(const char* what, u64 mask, u64 value, F f) {
         if (votes.filled >> lane & 1) result = some ? f(result, votes.slots[lane]) : votes.slots[lane], some = true;
     return result;
 }
-inline u64 ballot(u64 mask, u64 value) {
+UNCHECKED inline u64 ballot(u64 mask, u64 value) {
     const emulator::Votes votes = emulator::meet("vote.sync", u32(mask), value & 1);
     u64 result = 0;
     for (u32 lane = 0; lane < 32; ++lane) result |= (votes.filled >> lane & votes.slots[lane] & 1) << lane;
     return result;
 }
-inline bool elect(u64 mask, u64& leader) {
+UNCHECKED inline bool elect(u64 mask, u64& leader) {
     const emulator::Votes votes = emulator::meet("elect.sync", u32(mask), 0);
     leader = u64(__builtin_ctz(votes.filled));
     return leader == emulator::lane_number();
 }
+
+// The values of all lanes, in memory of the cell.
+template <typename T>
+struct Lanes {
+    T values[32];
+    UNCHECKED Lanes(const char* what, const T& own) { memcpy(values, emulator::exchange(what, &own, sizeof(T)), sizeof values); }
+    const T& operator[](u32 lane) const { return values[lane]; }
+};
 
 // ---- matrices of 8 x 8 elements of two bytes. Lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; lanes 0
 // to 7 give the addresses of the rows of the first matrix, 8 to 15 of the second one, and so on.
@@ -254,7 +276,7 @@ inline bool elect(u64 mask, u64& leader) {
 template <u32 COUNT>
 void load_matrices(bool transposed, u64 address, u64 (&values)[COUNT]) {
     const u32 own = u32(address), lane = emulator::lane_number();
-    const u32* lines = reinterpret_cast<const u32*>(emulator::exchange("ldmatrix", &own, 4));
+    const Lanes<u32> lines("ldmatrix", own);
     for (u32 matrix = 0; matrix < COUNT; ++matrix) {
         values[matrix] = 0;
         for (u32 half = 0; half < 2; ++half) {
@@ -269,7 +291,7 @@ void load_matrices(bool transposed, u64 address, u64 (&values)[COUNT]) {
 template <u32 COUNT>
 void store_matrices(bool transposed, u64 address, const u64 (&values)[COUNT]) {
     const u32 own = u32(address), lane = emulator::lane_number();
-    const u32* lines = reinterpret_cast<const u32*>(emulator::exchange("stmatrix", &own, 4));
+    const Lanes<u32> lines("stmatrix", own);
     for (u32 matrix = 0; matrix < COUNT; ++matrix)
         for (u32 half = 0; half < 2; ++half) {
             const u32 row = lane / 4, column = lane % 4 * 2 + half,
@@ -280,7 +302,7 @@ void store_matrices(bool transposed, u64 address, const u64 (&values)[COUNT]) {
 }
 inline u64 transpose_matrix(u64 value) {
     const u32 own = u32(value), lane = emulator::lane_number(), row = lane / 4;
-    const u32* all = reinterpret_cast<const u32*>(emulator::exchange("movmatrix", &own, 4));
+    const Lanes<u32> all("movmatrix", own);
     u64 result = 0;
     for (u32 half = 0; half < 2; ++half) {
         const u32 from = lane % 4 * 2 + half;  // the row, and `row` the column, of what this lane gets
@@ -299,7 +321,7 @@ void multiply(Elements a_type, Elements b_type, emulator::Sums c_type, emulator:
     } own;
     for (u32 i = 0; i < A; ++i) own.a[i] = u32(a[i]);
     for (u32 i = 0; i < B; ++i) own.b[i] = u32(b[i]);
-    const Operands* all = reinterpret_cast<const Operands*>(emulator::exchange("mma.sync", &own, sizeof own));
+    const Lanes<Operands> all("mma.sync", own);
     const u32 lane = emulator::lane_number(), width = a_type == emulator::TF32                              ? 32
                                                       : a_type == emulator::BF16 || a_type == emulator::F16 ? 16
                                                                                                             : 8;
@@ -331,18 +353,14 @@ void multiply(Elements a_type, Elements b_type, emulator::Sums c_type, emulator:
 // ---- asynchronous copies
 
 inline void copy_async(u64 tile, u64 source, u64 bytes, u64 from_source) {
-    if (bytes != 4 && bytes != 8 && bytes != 16) fail("cp.async of %llu bytes; it copies 4, 8 or 16", bytes);
-    if (from_source > bytes) fail("cp.async reads %llu bytes for a copy of %llu", from_source, bytes);
-    u8* to = emulator::find_shared(u32(tile), u32(bytes), "cp.async");
-    if (source % bytes) fail("cp.async of %llu bytes from an address that is no multiple of them", bytes);
-    memcpy(to, reinterpret_cast<void*>(source), from_source);
-    memset(to + from_source, 0, bytes - from_source);
+    emulator::copy_async(u32(tile), reinterpret_cast<void*>(source), u32(bytes), u32(from_source));
 }
-inline void commit_copies() {}
-inline void wait_for_copies(u64) {}
+inline void commit_copies() { emulator::commit_copies(); }
+inline void wait_for_copies(u64 pending) { emulator::wait_for_copies(u32(pending)); }
 inline void arrive_after_copies(u32 barrier, bool counted) {
-    if (!counted) return;
-    emulator::arrive(barrier, 0);
+    emulator::commit_copies();
+    emulator::wait_for_copies(0);
+    if (counted) emulator::arrive(barrier, 0);
 }
 
 inline void require_registers(u64 count) {

@@ -67,11 +67,11 @@ struct Plain<const T> {
     typedef T type;
 };
 template <typename... Parameters>
-inline void call(void (*kernel)(Parameters...), void** values) {
+UNCHECKED inline void call(void (*kernel)(Parameters...), void** values) {
     u32 index = sizeof...(Parameters);  // braces evaluate from the left to the right
     struct Values {
         void** next;
-        void* take() { return *next++; }
+        UNCHECKED void* take() { return *next++; }
     } list = {values};
     struct Call {
         Call(void (*kernel)(Parameters...), typename Plain<Parameters>::type... given) { kernel(given...); }
@@ -81,7 +81,7 @@ inline void call(void (*kernel)(Parameters...), void** values) {
 
 // Return what lane `source` gave, or this lane's own value where `source` is none of its group of `width` lanes.
 template <typename T>
-T shuffle(const char* what, u32 mask, T value, int source, int width) {
+UNCHECKED T shuffle(const char* what, u32 mask, T value, int source, int width) {
     static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
     u64 bits = 0;
     memcpy(&bits, &value, sizeof(T));
@@ -93,7 +93,7 @@ T shuffle(const char* what, u32 mask, T value, int source, int width) {
     return value;
 }
 
-inline u32 vote(const char* what, u32 mask, bool value) {
+UNCHECKED inline u32 vote(const char* what, u32 mask, bool value) {
     const Votes votes = meet(what, mask, value);
     u32 bits = 0;
     for (u32 lane = 0; lane < 32; ++lane) bits |= u32((votes.filled >> lane & 1) && votes.slots[lane]) << lane;
@@ -102,7 +102,7 @@ inline u32 vote(const char* what, u32 mask, bool value) {
 
 // Return the lanes that gave the same value as this one.
 template <typename T>
-u32 match(const char* what, u32 mask, T value, bool* all = nullptr) {
+UNCHECKED u32 match(const char* what, u32 mask, T value, bool* all = nullptr) {
     u64 bits = 0;
     memcpy(&bits, &value, sizeof(T));
     const Votes votes = meet(what, mask, bits);
@@ -113,7 +113,7 @@ u32 match(const char* what, u32 mask, T value, bool* all = nullptr) {
 }
 
 template <typename T, typename Operation>
-T reduce_lanes(const char* what, u32 mask, T value, Operation operation) {
+UNCHECKED T reduce_lanes(const char* what, u32 mask, T value, Operation operation) {
     u64 bits = 0;
     memcpy(&bits, &value, sizeof(T));
     const Votes votes = meet(what, mask, bits);
@@ -217,10 +217,10 @@ REDUCE_LANES(__reduce_or_sync, u32, a | b)
 REDUCE_LANES(__reduce_xor_sync, u32, a ^ b)
 #undef REDUCE_LANES
 
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
-inline void __nanosleep(u32) {}
+inline void __threadfence() { emulator::fence_memory(); }
+inline void __threadfence_block() { emulator::fence_memory(); }
+inline void __threadfence_system() { emulator::fence_memory(); }
+inline void __nanosleep(u32) { emulator::pause(); }
 inline void __prof_trigger(int) {}
 inline long long clock64() { return (long long)emulator::cycles(); }
 inline unsigned long long __nv_clock64() { return emulator::cycles(); }
@@ -253,7 +253,8 @@ inline void __cluster_barrier_wait() { emulator::wait_for_cluster(); }
 #define __nv_is_extended_device_lambda_closure_type(T) false
 
 // A cell may add overloads of these, which would hide those above.
-#define BUILTINS_THAT_CELLS_OVERLOAD                                                                                 \
-    using ::atomicAdd, ::atomicSub, ::atomicMin, ::atomicMax, ::atomicExch, ::atomicCAS, ::atomicAnd, ::atomicOr,    \
-        ::atomicXor, ::min, ::max, ::__ldg, ::__ldcs, ::__stcs, ::__shfl_sync, ::__shfl_down_sync, ::__shfl_up_sync, \
-        ::__shfl_xor_sync;
+#define BUILTINS_THAT_CELLS_OVERLOAD                                                                                   \
+    using ::atomicAdd, ::atomicSub, ::atomicMin, ::atomicMax, ::atomicExch, ::atomicCAS, ::atomicAnd, ::atomicOr,      \
+        ::atomicXor, ::min, ::max, ::__ldg, ::__ldcs, ::__stcs, ::__shfl_sync, ::__shfl_down_sync, ::__shfl_up_sync,   \
+        ::__shfl_xor_sync, ::exp, ::log, ::sqrt, ::abs, ::fabs, ::pow, ::floor, ::ceil, ::fmin, ::fmax, ::tanh, ::sin, \
+        ::cos;

@@ -23,10 +23,9 @@ void bulk_wait_read() {
 }
 inline void fence_proxy_async() { emulator::fence_views(); }
 
-// cp.async: the copy is made at once, as a fast GPU may do.
-inline void cp_async_16(u32 tile, const void* source) {
-    memcpy(emulator::find_shared(tile, 16, "cp_async_16"), source, 16);
-}
-inline void cp_async_commit() {}
+inline void cp_async_16(u32 tile, const void* source) { emulator::copy_async(tile, source, 16, 16); }
+inline void cp_async_commit() { emulator::commit_copies(); }
 template <int PENDING>
-void cp_async_wait() {}
+void cp_async_wait() {
+    emulator::wait_for_copies(PENDING);
+}

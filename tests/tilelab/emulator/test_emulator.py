@@ -74,7 +74,7 @@ def test_a_right_kernel_is_right_at_any_speed_of_the_engine(seed):
 @pytest.mark.parametrize(
     "line, instead, reason",
     [
-        ("i / 2 % 2", "0", "waits for ever for parity 0|more arrivals in a phase than the 1"),
+        ("i / 2 % 2", "0", "a bulk_store reads shared address 128, where a load may still be landing"),
         (
             "tx(shared_address(&full[i % 2]), BYTES)",
             "tx(shared_address(&full[i % 2]), 2 * BYTES)",
@@ -87,7 +87,7 @@ def test_a_right_kernel_is_right_at_any_speed_of_the_engine(seed):
             "}",
             "ended while the copy engine had not yet read its shared memory",
         ),
-        ("bulk_commit();", "", "ended while the copy engine had not yet read"),
+        ("bulk_commit();", "", "overwrites shared address .* which a bulk_store may still read"),
         (
             ", BYTES, shared_address(&full",
             ", BYTES - 8, shared_address(&full",
@@ -102,17 +102,26 @@ def test_a_broken_rule_is_named(line, instead, reason):
         run_ring((line, instead))
 
 
-def test_a_buffer_that_is_overwritten_too_early_gives_wrong_bytes():
-    assert any(run_ring(("bulk_wait_read<0>(); load", "load"), seed) for seed in emulator.SEEDS)
+@pytest.mark.parametrize("seed", emulator.SEEDS)
+def test_a_buffer_that_is_overwritten_too_early_is_named(seed):
+    with pytest.raises(emulator.EmulationError, match="overwrites .* which a bulk_store may still read"):
+        run_ring(("bulk_wait_read<0>(); load", "load"), seed)
 
 
-@pytest.mark.parametrize("fence, right", [("fence_proxy_async();", True), ("", False)])
-def test_threads_and_the_proxy_fence(fence, right):
-    kernel = cuda_magic.find_kernels(DOUBLE.replace("fence_proxy_async();", fence))["twice"]
-    x = torch.randn(5 * 64)
-    out = torch.full_like(x, float("nan"))
-    kernel[5, 64, 256](x, out)
-    assert torch.equal(out, 2 * x) == right
+def test_each_writer_needs_the_proxy_fence_before_the_barrier():
+    def run(source):
+        x = torch.randn(5 * 64)
+        out = torch.full_like(x, float("nan"))
+        cuda_magic.find_kernels(source)["twice"][5, 64, 256](x, out)
+        return torch.equal(out, 2 * x)
+
+    assert run(DOUBLE)
+    behind = DOUBLE.replace(
+        "    fence_proxy_async();\n    __syncthreads();", "    __syncthreads();\n    FENCE"
+    )
+    for fence in ("", "fence_proxy_async();", "if (threadIdx.x == 0) fence_proxy_async();"):
+        with pytest.raises(emulator.EmulationError, match="each writer fences, and the barrier follows"):
+            run(behind.replace("FENCE", fence))
 
 
 def test_a_source_that_does_not_compile_names_the_line_of_the_cell():
@@ -194,13 +203,12 @@ def test_an_access_to_memory_that_does_not_exist_ends_the_run_and_not_the_proces
         out[threadIdx.x] = x[threadIdx.x + (1ll << 44) * (threadIdx.x == 3)];
     }"""
     for _ in range(3):
-        with pytest.raises(emulator.EmulationError, match="block 0, thread 3: reads or writes at address 0x"):
+        with pytest.raises(emulator.EmulationError, match="block 0, thread 3: reads at address 0x"):
             run_warps(source)
     assert run_warps(WARP)[1].isfinite().all()
 
 
 def test_a_value_of_another_lane_needs_a_sync():
-    """A lane runs until it waits, so what it reads too early is not there yet."""
     source = """extern "C" __global__ void warp(const float* x, float* out, int* votes) {
         __shared__ float values[64];
         values[threadIdx.x] = x[threadIdx.x];
@@ -209,8 +217,10 @@ def test_a_value_of_another_lane_needs_a_sync():
     }"""
     x, out, _ = run_warps(source)
     assert torch.equal(out, x.view(-1, 2).flip(1).flatten())
-    x, out, _ = run_warps(source.replace("__syncwarp();", ""))
-    assert not torch.equal(out, x.view(-1, 2).flip(1).flatten())
+    with pytest.raises(
+        emulator.EmulationError, match="no __syncwarp.. or other barrier lies between: a data race"
+    ):
+        run_warps(source.replace("__syncwarp();", ""))
 
 
 # ---- tensor maps
@@ -487,30 +497,35 @@ EARLY = WAIT.replace("wgmma_wait<1>();", "").replace("if (step > first)", "").re
 
 
 @pytest.mark.parametrize(
-    "step, change",
+    "step, change, reason",
     [
-        (TWO_CONSUMERS, (WAIT, EARLY)),
-        (TWO_CONSUMERS, ("        wgmma_wait<1>();\n", "")),
-        (TWO_CONSUMERS, ("        fence_proxy_async();", "")),
-        (TWO_CONSUMERS, ("        if (leader) bulk_wait_read<BUFFERS - 1>();", "")),
-        (TWO_CONSUMERS, ("accumulate || k > 0", "true")),
-        (TWO_CONSUMERS, ("within = k % 4 * 32", "within = k % 4 * 64")),
-        (ONE_GROUP, ("        wgmma_wait<LAG>();", "")),
+        (TWO_CONSUMERS, (WAIT, EARLY), "overwrites .* which a wgmma may still read"),
+        (TWO_CONSUMERS, ("        wgmma_wait<1>();\n", ""), "overwrites .* which a wgmma may still read"),
+        (TWO_CONSUMERS, ("        fence_proxy_async();", ""), "without fence_proxy_async"),
+        (
+            TWO_CONSUMERS,
+            ("        if (leader) bulk_wait_read<BUFFERS - 1>();", ""),
+            "stmatrix shared address .* which tma_store_2d may still read",
+        ),
+        (TWO_CONSUMERS, ("accumulate || k > 0", "true"), None),
+        (TWO_CONSUMERS, ("within = k % 4 * 32", "within = k % 4 * 64"), "where a load may still be landing"),
+        (ONE_GROUP, ("        wgmma_wait<LAG>();", ""), "overwrites .* which a wgmma may still read"),
     ],
 )
-def test_a_product_that_reads_too_early_or_too_late_is_wrong(step, change):
-    assert any(multiply(step, change, seed) for seed in (0, 2))
+def test_a_product_that_reads_too_early_or_too_late_is_named_or_wrong(step, change, reason):
+    for seed in (0, 2):
+        if reason is None:
+            assert multiply(step, change, seed)
+        else:
+            with pytest.raises(emulator.EmulationError, match=reason):
+                multiply(step, change, seed)
 
 
 @pytest.mark.parametrize(
     "step, change, reason",
     [
         (TWO_CONSUMERS, ("    wgmma_fence();\n", ""), "wgmma_fence.. is missing"),
-        (
-            TWO_CONSUMERS,
-            ("    wgmma_commit();\n", ""),
-            "ends before wgmma_wait has waited for all of its products",
-        ),
+        (TWO_CONSUMERS, ("    wgmma_commit();\n", ""), "overwrites .* which a wgmma may still read"),
         (
             TWO_CONSUMERS,
             ("    wgmma_wait<0>();\n    release", "    release"),
@@ -527,7 +542,11 @@ def test_a_product_that_reads_too_early_or_too_late_is_wrong(step, change):
             ("named_barrier_sync(barrier, 128)", "named_barrier_sync(barrier, 256)"),
             "waits for ever in named_barrier_sync.. at barrier 1, where 128 of 256 threads have arrived",
         ),
-        (ONE_GROUP, ("        __syncthreads();  // all four warps", "//"), "waits for ever"),
+        (
+            ONE_GROUP,
+            ("        __syncthreads();  // all four warps", "//"),
+            "wgmma reads shared address .*, where a load may still be landing",
+        ),
         (
             IN_CLUSTER,
             ("    if (CLUSTER > 1) cluster_arrive(), cluster_wait();\n}", "}"),

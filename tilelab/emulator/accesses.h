@@ -1,0 +1,598 @@
+// Which accesses to memory are allowed? engine.cpp includes this file.
+//
+// The cell is compiled with g++'s instrumentation for race detection, without its library: each load and store calls a
+// function __tsan_… below. An access must be aligned and hit a tensor or shared memory. Two threads may touch the same
+// bytes, one of them writing, only if something orders them: a barrier, an mbarrier, or fences with an atomic.
+//
+// Each thread has a clock, `now`, which ticks when it publishes what it did. It knows up to which moment of each other
+// thread all accesses lie before its own: `base`, which a barrier of the whole block gives to all threads, and `row`,
+// its own addition. A copy engine's load counts as a thread of its own, with the phases of its mbarrier as the clock.
+// A moment is 22 bits of the block's serial number, 12 of the thread, 29 of its clock, and 1 for atomic and volatile
+// accesses, which do not race with each other.
+
+struct Slot {  // who has touched some bytes last: a writer, and the first and the last reader since then
+    u64 write, read[2];
+};
+struct Cell : Slot {  // of 4 bytes of memory, or, in `split`, of each one
+    u32 split, launch;
+};
+struct Region {
+    u64 begin, end;
+    Cell* cells;  // null: accesses are not recorded
+    int tensor;  // its number, or -1 for shared memory
+    u64 since;  // what is recorded of an earlier moment does not count
+};
+
+constexpr size_t MOST_TRACKED = 96 << 20;  // bytes of memory with a cell for every 4 bytes
+constexpr u32 MBARRIER = 4095;  // the "thread" that has written an mbarrier
+static Cell* all_cells;
+static size_t cells_used;
+static std::vector<Slot> split_slots;
+static std::vector<Region> regions;  // static and dynamic shared memory of the loaded block, and tensors
+static Region recent;
+static u32 last_serial, launch_number;
+static u64 first_moment;  // of this launch; older ones do not count
+static std::vector<dim3> serial_blocks;  // by serial number, from this launch's first one on
+static u64 effects;  // counts what a waiting thread could see
+static std::unordered_map<u64, Knowledge> signals;  // what is known to whoever reads an atomic or volatile variable
+
+// A write that races may still be harmless, if it writes the value that is there. The next access tells.
+static struct {
+    u64 address, other;
+    bool other_writes;
+    u32 bytes = 0;
+    u8 before[16];
+    Where where;
+} unsettled;
+
+// ---- knowledge
+
+static void raise(std::vector<u32>& to, const std::vector<u32>& from) {
+    if (to.size() < from.size()) to.resize(from.size());
+    for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
+}
+static void raise(std::vector<u32>& to, u32 component, u32 clock) {
+    if (to.size() <= component) to.resize(component + 1);
+    to[component] = std::max(to[component], clock);
+}
+static std::vector<u32>& known_of(Clock& clock, u32 owner, u32 serial) {
+    return owner == serial ? clock.known : clock.others[serial];
+}
+// Add what is known in `from`, a clock of a block, to that of a block, or to one of no block, number 0.
+static void join(Clock& to, u32 to_serial, const Clock& from, u32 from_serial) {
+    if (from_serial) raise(known_of(to, to_serial, from_serial), from.known);
+    for (auto& [serial, known] : from.others) raise(known_of(to, to_serial, serial), known);
+}
+static Knowledge merge(const Knowledge& a, const Knowledge& b, u32 serial) {
+    if (!a || a == b) return b;
+    if (!b) return a;
+    static Knowledge last_a, last_b, last;  // the threads of a warp often know the same
+    if (a == last_a && b == last_b) return last;
+    auto both = std::make_shared<Clock>(*a);
+    join(*both, serial, *b, serial);
+    last_a = a, last_b = b, last = both;
+    return both;
+}
+
+static void publish_own(const Thread& thread, std::vector<u32>& known) {
+    const Block& block = blocks[thread.block];
+    raise(known, u32(&thread - &threads[block.first_thread]), thread.now);
+    if (thread.products_waited) raise(known, thread.product_component, thread.products_waited);
+    if (thread.stores_waited) raise(known, thread.store_component, thread.stores_waited);
+}
+// Let whoever acquires `to` know what the thread has done. Threads of its own block share its base already.
+static void publish(Thread& thread, Clock& to, u32 to_serial) {
+    const Block& block = blocks[thread.block];
+    if (block.serial != to_serial && block.base && to.last_base != block.base)
+        join(to, to_serial, *block.base, block.serial), to.last_base = block.base;
+    if (thread.row && to.last_row != thread.row)
+        join(to, to_serial, *thread.row, block.serial), to.last_row = thread.row;
+    publish_own(thread, known_of(to, to_serial, block.serial));
+    ++thread.now;
+}
+static void acquire(Thread& thread, const Knowledge& knowledge) {
+    if (knowledge != thread.acquired)
+        thread.row = merge(thread.row, knowledge, blocks[thread.block].serial), thread.acquired = knowledge;
+}
+// All threads of a block have met.
+static void join_block(Block& block) {
+    auto all = block.base ? std::make_shared<Clock>(*block.base) : std::make_shared<Clock>();
+    std::shared_ptr<Clock> released;
+    const Clock* last = nullptr;
+    const u32 count = blockDim.x * blockDim.y * blockDim.z;
+    for (u32 i = 0; i < count; ++i) {
+        Thread& thread = threads[block.first_thread + i];
+        if (thread.row && thread.row.get() != last) join(*all, block.serial, *thread.row, block.serial);
+        last = thread.row.get();
+        publish_own(thread, all->known);
+        ++thread.now;
+        if (!thread.released) continue;
+        if (!released) released = block.released ? std::make_shared<Clock>(*block.released) : std::make_shared<Clock>();
+        join(*released, block.serial, *thread.released, block.serial);
+        thread.released = nullptr;
+    }
+    for (u32 i = 0; i < count; ++i) threads[block.first_thread + i].row = nullptr;
+    block.base = all;
+    if (released) block.released = released;
+}
+
+static u64 moment(u32 serial, u32 component, u32 clock, bool relaxed = false) {
+    return u64(serial) << 42 | u64(component) << 30 | u64(clock & 0x1fffffff) << 1 | relaxed;
+}
+static u64 moment(const Thread& thread, bool relaxed = false) {
+    const Block& block = blocks[thread.block];
+    return moment(block.serial, u32(&thread - &threads[block.first_thread]), thread.now, relaxed);
+}
+
+static bool is_known(const std::vector<u32>& known, u32 component, u32 clock) {
+    return component < known.size() && known[component] >= clock;
+}
+// Return whether a moment lies before everything that the thread does from now on.
+static bool is_before(u64 at, const Thread& thread) {
+    if (at < first_moment) return true;
+    const Block& block = blocks[thread.block];
+    const u32 serial = u32(at >> 42), component = u32(at >> 30) & 4095, clock = u32(at >> 1) & 0x1fffffff;
+    if (serial == block.serial) {
+        if (&threads[block.first_thread] + component == &thread) return true;
+        if (component == thread.product_component && clock <= thread.products_waited) return true;
+        if (component == thread.store_component && clock <= thread.stores_waited) return true;
+        return (block.base && is_known(block.base->known, component, clock)) ||
+               (thread.row && is_known(thread.row->known, component, clock));
+    }
+    for (auto* knowledge : {&block.base, &thread.row}) {
+        if (!*knowledge) continue;
+        const auto found = (*knowledge)->others.find(serial);
+        if (found != (*knowledge)->others.end() && is_known(found->second, component, clock)) return true;
+    }
+    return false;
+}
+
+void fence_memory() {
+    Thread& thread = me();
+    Block& block = my_block();
+    auto all = std::make_shared<Clock>();
+    if (block.base) *all = *block.base;
+    if (thread.row) join(*all, block.serial, *thread.row, block.serial);
+    publish_own(thread, all->known);
+    ++thread.now;
+    thread.released = all;
+}
+
+// ---- where an access goes
+
+static Cell* cells_at(const Region& region, u64 address) { return region.cells + (address / 4 - region.begin / 4); }
+
+static std::string describe_bytes(u64 address) {
+    std::string said;
+    u64 nearest = 1 << 30;
+    for (auto& region : regions) {
+        if (region.tensor < 0 || region.begin == region.end) continue;
+        const bool is_behind = address >= region.end;
+        const u64 distance = is_behind ? address - region.end : region.begin - address;
+        if (distance >= nearest) continue;
+        nearest = distance;
+        said = text("%llu bytes %s of the tensor `%s`", distance, is_behind ? "past the end" : "before the start",
+                    tensor_names[region.tensor].c_str());
+    }
+    return said;
+}
+
+// Return the first moment of a block's cluster: what is recorded before is of other blocks, which had this memory.
+static u64 cluster_moment(u32 block) { return moment(blocks[first_of_cluster(block)].serial, 0, 0); }
+
+static const Region* find_region(u64 address, u64 bytes) {
+    for (auto& region : regions)
+        if (region.begin <= address && address + bytes <= region.end) return &region;
+    for (auto& block : blocks) {  // shared memory of another block of the cluster
+        const u64 begin = reinterpret_cast<u64>(block.memory.data());
+        if (address - begin >= shared_bytes || address - begin + bytes > shared_bytes) continue;
+        static Region elsewhere;
+        elsewhere = {begin, begin + shared_bytes, block.cells, -1, cluster_moment(u32(&block - blocks.data()))};
+        return &elsewhere;
+    }
+    return nullptr;
+}
+
+[[noreturn]] static void refuse_address(u64 address, u64 bytes, const char* verb) {
+    const u64 in_dynamic = address - reinterpret_cast<u64>(dynamic_shared);
+    const u64 in_static = address - reinterpret_cast<u64>(static_begin);
+    if (address < 4096) fail("%s %llu bytes through a null pointer", verb, bytes);
+    if (in_dynamic < MOST_SHARED && shared_bytes == dynamic_base)
+        fail("%s dynamic shared memory, and the launch gives none: pass its bytes as kernel[grid, block, bytes]", verb);
+    if (in_dynamic < MOST_SHARED)
+        fail("%s %llu bytes at byte %llu of dynamic shared memory, of which the launch gives %u", verb, bytes,
+             in_dynamic, shared_bytes - dynamic_base);
+    if (in_static < static_bytes + 65536)
+        fail("%s %llu bytes at shared address %llu; the __shared__ variables end at %u", verb, bytes, in_static,
+             static_bytes);
+    const std::string said = describe_bytes(address);
+    if (!said.empty()) fail("%s %llu bytes that lie %s", verb, bytes, said.c_str());
+    fail(
+        "%s at address 0x%llx, where no tensor and no shared memory is: an index is out of range, or was read too "
+        "early",
+        verb, address);
+}
+
+// Return the region that holds these bytes, or null for the thread's own variables and the program's constants.
+static const Region* locate(u64 address, u64 bytes, const char* verb) {
+    if (address >= recent.begin && address + bytes <= recent.end) return &recent;
+    if (address - reinterpret_cast<u64>(coroutines[current].stack) < STACK_BYTES) return nullptr;
+    if (const Region* found = find_region(address, bytes)) {
+        recent = *found;
+        return &recent;
+    }
+    if (address - reinterpret_cast<u64>(code_begin) < u64(image_end - code_begin)) {
+        if (!static_bytes || address + bytes <= reinterpret_cast<u64>(static_begin) ||
+            address >= reinterpret_cast<u64>(static_begin) + static_bytes)
+            return nullptr;
+    }
+    if (is_in_engine(address) && address - reinterpret_cast<u64>(dynamic_shared) >= MOST_SHARED) return nullptr;
+    refuse_address(address, bytes, verb);
+}
+
+// ---- races
+
+static std::string describe_thread(u64 at) {
+    const u32 serial = u32(at >> 42), component = u32(at >> 30) & 4095;
+    const dim3 block = serial_blocks[serial - u32(first_moment >> 42)];
+    const std::string said = serial == my_block().serial ? "" : text("block %s, ", name_index(block, gridDim).c_str());
+    const u32 x = component % blockDim.x, y = component / blockDim.x % blockDim.y;
+    return said + "thread " + name_index({x, y, component / blockDim.x / blockDim.y}, blockDim);
+}
+
+static std::string describe_place(u64 address) {
+    for (auto& region : regions)
+        if (region.tensor >= 0 && region.begin <= address && address < region.end)
+            return text("byte %llu of the tensor `%s`", address - region.begin, tensor_names[region.tensor].c_str());
+    const u64 offset = address - reinterpret_cast<u64>(static_begin);
+    if (offset < static_bytes) return text("shared address %llu", offset);
+    return text("shared address %llu", dynamic_base + address - reinterpret_cast<u64>(dynamic_shared));
+}
+
+// Say why two accesses race. `other` is the moment of the one that came first.
+static std::string describe_race(u64 address, u64 other, bool writes, bool other_writes) {
+    const u32 component = u32(other >> 30) & 4095;
+    const std::string place = describe_place(address);
+    const char* verb = writes ? "writes" : "reads";
+    if (component == MBARRIER)
+        return text("%s %s, which holds an mbarrier: mbarrier_inval must come first", verb, place.c_str());
+    if (component >= blockDim.x * blockDim.y * blockDim.z)
+        return text(
+            "%s %s, where a load of the copy engine writes: the thread has not waited for its mbarrier, nor met "
+            "a thread that has",
+            verb, place.c_str());
+    const std::string who = describe_thread(other);
+    const bool is_warp = u32(other >> 42) == my_block().serial && component / 32 == my_number() / 32;
+    const bool is_block = u32(other >> 42) == my_block().serial;
+    return text("%s %s, which %s %s, and %s: a data race", verb, place.c_str(), who.c_str(),
+                other_writes ? "has written" : "has read",
+                is_warp    ? "no __syncwarp() or other barrier lies between"
+                : is_block ? "no barrier lies between"
+                           : "nothing orders the two blocks");
+}
+
+// Return the moment of an access to the same bytes that nothing orders with this one, or 0. Record this one.
+static u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread, u64 since) {
+    const auto clashes = [&](u64 at) {
+        return at >= since && (at ^ mine) >> 30 && !(at & mine & 1) && !is_before(at, thread);
+    };
+    if (!writes && (slot.read[0] == mine || slot.read[1] == mine)) return 0;
+    if (clashes(slot.write)) return slot.write;
+    if (writes) {
+        for (u64 at : slot.read)
+            if (clashes(at)) return at;
+        slot = {mine, {0, 0}};
+    } else if (slot.read[0] < since || (slot.read[0] ^ mine) >> 30 == 0 || is_before(slot.read[0], thread)) {
+        slot.read[0] = mine;
+    } else {
+        slot.read[1] = mine;
+    }
+    return 0;
+}
+
+// Call use(slot, address of its first byte, bytes) for what is recorded about some bytes; `use` returns whether to end.
+template <typename Use>
+static void for_each_slot(const Region& region, u64 address, u64 bytes, Use use) {
+    Cell* cell = cells_at(region, address);
+    for (const u64 end = address + bytes; address < end; ++cell) {
+        const u32 first = address % 4, count = u32(std::min<u64>(4 - first, end - address));
+        const bool is_split = cell->launch == launch_number;
+        if (count == 4 && !is_split) {
+            if (use(static_cast<Slot&>(*cell), address, 4u)) return;
+        } else {
+            if (!is_split) {
+                cell->launch = launch_number, cell->split = u32(split_slots.size());
+                split_slots.insert(split_slots.end(), 4, *cell);
+            }
+            for (u32 i = first; i < first + count; ++i)
+                if (use(split_slots[cell->split + i], address + i - first, 1u)) return;
+        }
+        address += count;
+    }
+}
+
+static void settle() {
+    const u32 bytes = std::exchange(unsettled.bytes, 0);
+    if (!memcmp(reinterpret_cast<void*>(unsettled.address), unsettled.before, bytes)) return;
+    fail_at(unsettled.where, "%s",
+            describe_race(unsettled.address, unsettled.other, true, unsettled.other_writes).c_str());
+}
+
+static void require_unread(u64 address, u64 bytes, const char* verb);
+static void require_landed(u64 address, u64 bytes, const char* verb);
+
+static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void* frame) {
+    if (!is_running) return;  // a constructor of the cell's library
+    if (unsettled.bytes) settle();
+    const Region* region = locate(address, bytes, writes ? "writes" : "reads");
+    if (!region) return;
+    effects += writes;
+    Thread& thread = me();
+    if (region->tensor < 0 && !thread.copies.empty()) require_landed(address, bytes, writes ? "writes" : "reads");
+    if (!region->cells) return;
+    if (writes && region->tensor < 0 && my_block().open_reads) require_unread(address, bytes, "writes");
+    const u64 mine = moment(thread, relaxed);
+    for_each_slot(*region, address, bytes, [&](Slot& slot, u64 at, u32) {
+        const u64 write = slot.write, other = touch(slot, mine, writes, thread, region->since);
+        if (!other) return false;
+        if (!writes) fail("%s", describe_race(at, other, false, true).c_str());
+        unsettled.address = address, unsettled.other = other, unsettled.other_writes = other == write;
+        unsettled.bytes = u32(std::min<u64>(bytes, 16)), unsettled.where = find_caller(frame);
+        memcpy(unsettled.before, reinterpret_cast<void*>(address), unsettled.bytes);
+        return true;
+    });
+}
+
+// ---- accesses that the engine makes or begins for the current thread: addresses are offsets in shared memory
+
+static Region shared_region(u32 block) {
+    return {0, shared_bytes, blocks[block].cells, -1, cluster_moment(block)};
+}
+static u64 address_in_shared(u64 offset) {
+    return reinterpret_cast<u64>(offset < dynamic_base ? static_begin + offset
+                                                       : dynamic_shared + (offset - dynamic_base));
+}
+
+static void record_shared(u32 offset, u32 bytes, u64 at) {
+    if (!my_block().cells) return;
+    for_each_slot(shared_region(me().block), offset, bytes, [=](Slot& slot, u64, u32) {
+        slot = {at, {0, 0}};
+        return false;
+    });
+}
+// Record an access of the thread to its block's memory, or check only that it may write there (`writes` is false).
+static void record_shared(u32 offset, u32 bytes, bool writes, const char* what) {
+    if (my_block().open_reads) require_unread(address_in_shared(offset), bytes, what);
+    ++effects;
+    if (!my_block().cells) return;
+    const u64 mine = moment(me()), since = cluster_moment(me().block);
+    for_each_slot(shared_region(me().block), offset, bytes, [&](Slot& slot, u64 at, u32) {
+        Slot copy = slot;
+        if (const u64 other = touch(writes ? slot : copy, mine, true, me(), since))
+            fail("%s: %s", what, describe_race(address_in_shared(at), other, true, other == slot.write).c_str());
+        return false;
+    });
+}
+
+// Call use(offset in shared memory) for each 16 bytes of an operation's tile.
+static void for_each_tile_unit(const Operation& operation, const std::function<void(u32)>& use);
+
+static const char* const UNORDERED = "no barrier lies between";
+
+// Check that nobody else uses the tile of a load, which may land from now on, at the moment `at` of its mbarrier.
+static void begin_load(const Operation& operation, u64 at) {
+    Block& block = blocks[operation.block];
+    for (auto& read : block.reads)
+        if (operation.tile < read.end && read.begin < operation.tile + operation.span && !is_before(read.moment, me()))
+            fail("%s overwrites shared address %llu, which %s may still read: its wait must come before the stage is "
+                 "given back",
+                 operation.what, std::max<u64>(operation.tile, read.begin), read.what);
+    if (!block.cells) return;
+    const u64 mine = moment(me()), since = cluster_moment(operation.block);
+    for_each_tile_unit(operation, [&](u32 unit) {
+        for_each_slot(shared_region(operation.block), unit, 16, [&](Slot& slot, u64 where, u32) {
+            if (const u64 other = touch(slot, mine, true, me(), since)) {
+                if (u32(other >> 30 & 4095) == MBARRIER)
+                    fail("%s overwrites the mbarrier at shared address %llu", operation.what, where);
+                if (u32(other >> 30 & 4095) >= blockDim.x * blockDim.y * blockDim.z)
+                    fail("%s overwrites shared address %llu, where an earlier load may still be landing: nobody has "
+                         "waited for its mbarrier and said so to this thread",
+                         operation.what, where);
+                fail("%s overwrites shared address %llu, which %s %s, and %s", operation.what, where,
+                     describe_thread(other).c_str(), other == slot.write ? "has written" : "has read", UNORDERED);
+            }
+            slot = {at, {0, 0}};
+            return false;
+        });
+    });
+}
+
+// Check that what the tensor core or the copy engine reads is there, and went through the proxy fence. PTX says that a
+// proxy fence takes effect within the thread that executes it, and its memory model has no rule by which it covers what
+// another thread has written. So each writer fences after its writes, and the barrier comes after the fence.
+static void begin_read(u32 offset, u32 bytes, const char* what) {
+    Block& block = my_block();
+    if (!block.cells) return;
+    for_each_slot(shared_region(me().block), offset, bytes, [&](Slot& slot, u64 where, u32) {
+        const u32 component = u32(slot.write >> 30) & 4095;
+        if (slot.write >> 42 != block.serial) return false;
+        if (component == MBARRIER) fail("%s reads the mbarrier at shared address %llu", what, where);
+        const bool is_load = component >= blockDim.x * blockDim.y * blockDim.z;
+        if (!is_before(slot.write, me())) {
+            if (is_load)
+                fail("%s reads shared address %llu, where a load may still be landing: the thread has not waited for "
+                     "its mbarrier",
+                     what, where);
+            fail("%s reads shared address %llu, which %s has written, and %s", what, where,
+                 describe_thread(slot.write).c_str(), UNORDERED);
+        }
+        if (!is_load && block.fenced[component] < (u32(slot.write >> 1) & 0x1fffffff))
+            fail("%s reads shared address %llu, which %s has written without fence_proxy_async() after it. The fence "
+                 "acts only for the thread that executes it: each writer fences, and the barrier follows",
+                 what, where, describe_thread(slot.write).c_str());
+        return false;
+    });
+}
+
+// Whether a piece of some rows, which an address and its bytes give, is one that is wanted.
+static bool any_piece(const Rows& rows, const std::function<bool(u32, u32)>& is_wanted);
+static void begin_read(const Rows& rows) {
+    any_piece(rows, [](u32 address, u32) { return begin_read(address & ~3u, 4, "wgmma"), false; });
+}
+
+// Remember a read until nobody can overwrite its tile too early.
+static void add_read(const TileRead& read) {
+    Block& block = my_block();
+    constexpr u32 MOST = 128;
+    if (block.reads.size() < MOST) block.reads.push_back(read);
+    else {
+        TileRead& oldest = block.reads[block.next_read++ % MOST];
+        block.open_reads -= oldest.is_open;
+        oldest = read;
+    }
+    ++block.open_reads;
+}
+static void add_read(const Rows& rows, u64 at) {
+    TileRead read = {~0ull, 0, at, true, "a wgmma", rows};
+    any_piece(rows, [&](u32 address, u32 bytes) {
+        read.begin = std::min<u64>(read.begin, address), read.end = std::max<u64>(read.end, address + bytes);
+        return false;
+    });
+    add_read(read);
+}
+// The current thread has waited for the reads of a component up to a moment of its clock.
+static void close_reads(u32 component, u32 clock) {
+    Block& block = my_block();
+    for (auto& read : block.reads)
+        if (read.is_open && (u32(read.moment >> 30) & 4095) == component && (u32(read.moment >> 1) & 0x1fffffff) <= clock)
+            read.is_open = false, --block.open_reads;
+}
+
+static u64 offset_in_shared(u64 address) {
+    const u64 in_static = address - reinterpret_cast<u64>(static_begin);
+    return in_static < static_bytes ? in_static : address - reinterpret_cast<u64>(dynamic_shared) + dynamic_base;
+}
+
+// Check that the thread does not touch what its own cp.async may still bring.
+static void require_landed(u64 address, u64 bytes, const char* verb) {
+    const u64 offset = offset_in_shared(address);
+    for (auto& copy : me().copies)
+        if (offset < copy.tile + copy.bytes && copy.tile < offset + bytes)
+            fail("%s shared address %llu, where its cp_async may still write: cp_async_commit and cp_async_wait must "
+                 "come first",
+                 verb, offset);
+}
+
+// Check that no tile that is being read lies here.
+static void require_unread(u64 address, u64 bytes, const char* what) {
+    const u64 offset = offset_in_shared(address);
+    for (auto& read : my_block().reads) {
+        if (!read.is_open || offset >= read.end || read.begin >= offset + bytes || is_before(read.moment, me())) continue;
+        const bool overlaps = !read.rows.count || any_piece(read.rows, [=](u32 piece, u32 size) {
+            return offset < piece + size && piece < offset + bytes;
+        });
+        if (overlaps)
+            fail("%s shared address %llu, which %s may still read: its wait must come first", what, offset, read.what);
+    }
+}
+
+static void begin_store(const Operation& operation, u64 at) {
+    for_each_tile_unit(operation, [&](u32 unit) { begin_read(unit, 16, operation.what); });
+    add_read({operation.tile, operation.tile + u64(operation.span), at, true, operation.what});
+}
+
+// ---- atomic and volatile variables
+
+static struct {
+    u64 address;
+    u32 bytes = 0;
+    u8 before[16];
+} polled;  // by the last atomic; it is an effect if the value has changed
+
+static void count_polled() {
+    const u32 bytes = std::exchange(polled.bytes, 0);
+    if (bytes && memcmp(reinterpret_cast<void*>(polled.address), polled.before, bytes)) ++effects;
+}
+
+static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const void* frame) {
+    if (!is_running) return;
+    count_polled();
+    if (address - reinterpret_cast<u64>(coroutines[current].stack) < STACK_BYTES) return;
+    if (reads) pause();
+    const u64 effects_before = effects;
+    access(address, bytes, writes, true, frame);
+    Thread& thread = me();
+    Block& block = my_block();
+    if (writes && reads) {
+        effects = effects_before;
+        polled.address = address, polled.bytes = std::min(bytes, 16u);
+        memcpy(polled.before, reinterpret_cast<void*>(address), polled.bytes);
+    }
+    if (writes && (thread.released || block.released)) {
+        Knowledge& signal = signals[address];
+        auto all = signal ? std::make_shared<Clock>(*signal) : std::make_shared<Clock>();
+        for (auto* released : {&thread.released, &block.released})
+            if (*released) join(*all, 0, **released, block.serial);
+        signal = all;
+    }
+    if (!reads) return;
+    const auto found = signals.find(address);
+    if (found == signals.end() || found->second == thread.acquired) return;
+    auto row = thread.row ? std::make_shared<Clock>(*thread.row) : std::make_shared<Clock>();
+    join(*row, block.serial, *found->second, 0);
+    thread.row = row, thread.acquired = found->second;
+}
+
+void begin_atomic(const void* address, u32 bytes, bool orders) {
+    if (orders) fence_memory();
+    touch_signal(reinterpret_cast<u64>(address), bytes, true, true, __builtin_frame_address(0));
+}
+
+void begin_signal(const void* address, u32 bytes, bool writes, bool orders) {
+    if (orders && writes) fence_memory();
+    touch_signal(reinterpret_cast<u64>(address), bytes, !writes, writes, __builtin_frame_address(0));
+}
+
+// ---- a launch
+
+static Cell* take_cells(size_t bytes) {
+    const size_t count = bytes / 4 + 2;
+    if (cells_used + count > MOST_TRACKED / 4) return nullptr;
+    cells_used += count;
+    return all_cells + (cells_used - count);
+}
+
+static void prepare_regions(const u64* ranges, const char** names, u32 count, u32 blocks_of_grid) {
+    constexpr size_t BYTES = MOST_TRACKED / 4 * sizeof(Cell);
+    if (!all_cells) {
+        void* memory = mmap(nullptr, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        all_cells = static_cast<Cell*>(memory);
+    }
+    if (cells_used > MOST_TRACKED / 32 || last_serial + u64(blocks_of_grid) >= 1 << 22) {
+        madvise(all_cells, BYTES, MADV_DONTNEED);  // gives the memory back, and begins anew
+        if (last_serial + u64(blocks_of_grid) >= 1 << 22) last_serial = 0;
+    }
+    cells_used = 0;
+    ++launch_number;
+    first_moment = moment(last_serial + 1, 0, 0);
+    split_slots.clear(), serial_blocks.clear(), signals.clear(), tensor_names.clear();
+    unsettled.bytes = polled.bytes = 0;
+    regions.assign(2, Region{0, 0, nullptr, -1, 0});
+    for (u32 i = 0; i < count; ++i) {
+        tensor_names.push_back(names[i]);
+        regions.push_back({ranges[2 * i], ranges[2 * i + 1], nullptr, int(i), first_moment});
+    }
+    std::sort(regions.begin() + 2, regions.end(), [](auto& a, auto& b) { return a.begin < b.begin; });
+    u64 end = 0, begin = 0;
+    Cell* cells = nullptr;
+    for (auto region = regions.begin() + 2; region != regions.end(); ++region) {
+        if (region->begin >= end) {  // tensors that overlap share their cells
+            begin = region->begin, end = region->end;
+            for (auto other = region; other != regions.end() && other->begin < end; ++other)
+                end = std::max(end, other->end);
+            cells = take_cells(end - begin);
+        }
+        region->cells = cells ? cells + (region->begin / 4 - begin / 4) : nullptr;
+    }
+    recent = {};
+}
