@@ -358,10 +358,11 @@ def _without_check(source):
     return source.rpartition("\n")[0]
 
 
-def find_reason(stem, what):
+def find_reason(stem, cell, what):
     """Why a mutant is as right as the solution, from mutants.toml; "" for one that is wrong."""
     for entry in EQUIVALENT:
-        if stem in entry["notebooks"] and any(part in what for part in entry["mutants"]):
+        named = stem in entry["notebooks"] and entry.get("cell", cell) == cell
+        if named and any(part in what for part in entry["mutants"]):
             return entry["why"]
     return ""
 
@@ -382,7 +383,7 @@ if __name__ == "__main__":
             if options.json:
                 print(json.dumps([stem, number, what, said]), flush=True)
             elif not said.startswith("rejected"):
-                print(f"{stem}, cell {number}: {said}: {what}  {find_reason(stem, what)}", flush=True)
+                print(f"{stem}, cell {number}: {said}: {what}  {find_reason(stem, number, what)}", flush=True)
         if not options.json:
             print(f"{stem}: {count} mutants", flush=True)
         os._exit(0)
