@@ -120,6 +120,11 @@ def trace() -> Iterator[Trace]:
         found.steps = steps.value
 
 
+def count_read_bytes(parameter: str) -> int:
+    """Return how many bytes of a tensor the threads of the last launch have read themselves, without copies."""
+    return _prepare_engine()[1].count_read_bytes(parameter.encode())
+
+
 class EmulationError(RuntimeError):
     """A kernel broke a rule of the copy engine or waits for ever; the message says which block, thread and rule."""
 
@@ -203,6 +208,7 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
     engine = ctypes.CDLL(os.fspath(folder / "engine.so"), ctypes.RTLD_GLOBAL)
     engine.run_emulated.restype = engine.take_printed.restype = ctypes.c_char_p
     engine.end_trace.restype = ctypes.POINTER(Event)
+    engine.count_read_bytes.restype = ctypes.c_uint64
     return folder, engine
 
 

@@ -34,6 +34,7 @@ static u32 last_serial, launch_number;
 static u64 first_moment;  // of this launch; older ones do not count
 static std::vector<dim3> serial_blocks;  // by serial number, from this launch's first one on
 static u64 effects;  // counts what a waiting thread could see
+static std::vector<u64> read_bytes;  // by tensor: what the threads of this launch have read, without copies
 static std::unordered_map<u64, Knowledge> signals;  // what is known to whoever reads an atomic or volatile variable
 
 // A write that races may still be harmless, if it writes the value that is there. The next access tells.
@@ -327,6 +328,7 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
     const Region* region = locate(address, bytes, writes ? "writes" : "reads");
     if (!region) return;
     effects += writes;
+    if (!writes && region->tensor >= 0) read_bytes[region->tensor] += bytes;
     Thread& thread = me();
     if (region->tensor < 0 && !thread.copies.empty()) require_landed(address, bytes, writes ? "writes" : "reads");
     if (!region->cells) return;
@@ -345,9 +347,7 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
 
 // ---- accesses that the engine makes or begins for the current thread: addresses are offsets in shared memory
 
-static Region shared_region(u32 block) {
-    return {0, shared_bytes, blocks[block].cells, -1, cluster_moment(block)};
-}
+static Region shared_region(u32 block) { return {0, shared_bytes, blocks[block].cells, -1, cluster_moment(block)}; }
 static u64 address_in_shared(u64 offset) {
     return reinterpret_cast<u64>(offset < dynamic_base ? static_begin + offset
                                                        : dynamic_shared + (offset - dynamic_base));
@@ -384,9 +384,10 @@ static void begin_load(const Operation& operation, u64 at) {
     Block& block = blocks[operation.block];
     for (auto& read : block.reads)
         if (operation.tile < read.end && read.begin < operation.tile + operation.span && !is_before(read.moment, me()))
-            fail("%s overwrites shared address %llu, which %s may still read: its wait must come before the stage is "
-                 "given back",
-                 operation.what, std::max<u64>(operation.tile, read.begin), read.what);
+            fail(
+                "%s overwrites shared address %llu, which %s may still read: its wait must come before the stage is "
+                "given back",
+                operation.what, std::max<u64>(operation.tile, read.begin), read.what);
     if (!block.cells) return;
     const u64 mine = moment(me()), since = cluster_moment(operation.block);
     for_each_tile_unit(operation, [&](u32 unit) {
@@ -395,9 +396,10 @@ static void begin_load(const Operation& operation, u64 at) {
                 if (u32(other >> 30 & 4095) == MBARRIER)
                     fail("%s overwrites the mbarrier at shared address %llu", operation.what, where);
                 if (u32(other >> 30 & 4095) >= blockDim.x * blockDim.y * blockDim.z)
-                    fail("%s overwrites shared address %llu, where an earlier load may still be landing: nobody has "
-                         "waited for its mbarrier and said so to this thread",
-                         operation.what, where);
+                    fail(
+                        "%s overwrites shared address %llu, where an earlier load may still be landing: nobody has "
+                        "waited for its mbarrier and said so to this thread",
+                        operation.what, where);
                 fail("%s overwrites shared address %llu, which %s %s, and %s", operation.what, where,
                      describe_thread(other).c_str(), other == slot.write ? "has written" : "has read", UNORDERED);
             }
@@ -420,16 +422,18 @@ static void begin_read(u32 offset, u32 bytes, const char* what) {
         const bool is_load = component >= blockDim.x * blockDim.y * blockDim.z;
         if (!is_before(slot.write, me())) {
             if (is_load)
-                fail("%s reads shared address %llu, where a load may still be landing: the thread has not waited for "
-                     "its mbarrier",
-                     what, where);
+                fail(
+                    "%s reads shared address %llu, where a load may still be landing: the thread has not waited for "
+                    "its mbarrier",
+                    what, where);
             fail("%s reads shared address %llu, which %s has written, and %s", what, where,
                  describe_thread(slot.write).c_str(), UNORDERED);
         }
         if (!is_load && block.fenced[component] < (u32(slot.write >> 1) & 0x1fffffff))
-            fail("%s reads shared address %llu, which %s has written without fence_proxy_async() after it. The fence "
-                 "acts only for the thread that executes it: each writer fences, and the barrier follows",
-                 what, where, describe_thread(slot.write).c_str());
+            fail(
+                "%s reads shared address %llu, which %s has written without fence_proxy_async() after it. The fence "
+                "acts only for the thread that executes it: each writer fences, and the barrier follows",
+                what, where, describe_thread(slot.write).c_str());
         return false;
     });
 }
@@ -464,7 +468,8 @@ static void add_read(const Rows& rows, u64 at) {
 static void close_reads(u32 component, u32 clock) {
     Block& block = my_block();
     for (auto& read : block.reads)
-        if (read.is_open && (u32(read.moment >> 30) & 4095) == component && (u32(read.moment >> 1) & 0x1fffffff) <= clock)
+        if (read.is_open && (u32(read.moment >> 30) & 4095) == component &&
+            (u32(read.moment >> 1) & 0x1fffffff) <= clock)
             read.is_open = false, --block.open_reads;
 }
 
@@ -478,16 +483,18 @@ static void require_landed(u64 address, u64 bytes, const char* verb) {
     const u64 offset = offset_in_shared(address);
     for (auto& copy : me().copies)
         if (offset < copy.tile + copy.bytes && copy.tile < offset + bytes)
-            fail("%s shared address %llu, where its cp_async may still write: cp_async_commit and cp_async_wait must "
-                 "come first",
-                 verb, offset);
+            fail(
+                "%s shared address %llu, where its cp_async may still write: cp_async_commit and cp_async_wait must "
+                "come first",
+                verb, offset);
 }
 
 // Check that no tile that is being read lies here.
 static void require_unread(u64 address, u64 bytes, const char* what) {
     const u64 offset = offset_in_shared(address);
     for (auto& read : my_block().reads) {
-        if (!read.is_open || offset >= read.end || read.begin >= offset + bytes || is_before(read.moment, me())) continue;
+        if (!read.is_open || offset >= read.end || read.begin >= offset + bytes || is_before(read.moment, me()))
+            continue;
         const bool overlaps = !read.rows.count || any_piece(read.rows, [=](u32 piece, u32 size) {
             return offset < piece + size && piece < offset + bytes;
         });
@@ -578,6 +585,7 @@ static void prepare_regions(const u64* ranges, const char** names, u32 count, u3
     split_slots.clear(), serial_blocks.clear(), signals.clear(), tensor_names.clear();
     unsettled.bytes = polled.bytes = 0;
     regions.assign(2, Region{0, 0, nullptr, -1, 0});
+    read_bytes.assign(count, 0);
     for (u32 i = 0; i < count; ++i) {
         tensor_names.push_back(names[i]);
         regions.push_back({ranges[2 * i], ranges[2 * i + 1], nullptr, int(i), first_moment});

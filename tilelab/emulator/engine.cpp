@@ -377,7 +377,8 @@ class CatchSignals {
         }
         if (pthread_equal(pthread_self(), engine_thread)) return false;
         if (signal == SIGVTALRM) pthread_kill(engine_thread, signal);
-        else if (signal != SIGINT) sigaction(signal, &before[std::find(SIGNALS, SIGNALS + COUNT, signal) - SIGNALS], nullptr);
+        else if (signal != SIGINT)
+            sigaction(signal, &before[std::find(SIGNALS, SIGNALS + COUNT, signal) - SIGNALS], nullptr);
         return true;
     }
 
@@ -481,8 +482,7 @@ u32 address_of(const void* pointer) {
     if (static_bytes && byte >= static_begin && byte < static_begin + static_bytes) return u32(byte - static_begin);
     if (byte >= dynamic_shared && byte <= dynamic_shared + (shared_bytes - dynamic_base))
         return dynamic_base + u32(byte - dynamic_shared);
-    fail(
-        "takes the shared address of a pointer that does not point into shared memory");
+    fail("takes the shared address of a pointer that does not point into shared memory");
 }
 
 u32 cluster_address(u32 address, u32 rank) {
@@ -712,8 +712,10 @@ void init_barrier(u32 address, u32 arrivals) {
         fail("an mbarrier waits for 1 to 1,048,575 arrivals per phase; this one is initialised for %u", arrivals);
     Block& block = my_block();
     if (block.barriers.count(address))
-        fail("initialises the mbarrier at shared address %u a second time without mbarrier.inval before it; a barrier "
-             "that is used again keeps its phases, so flip the parity instead", address);
+        fail(
+            "initialises the mbarrier at shared address %u a second time without mbarrier.inval before it; a barrier "
+            "that is used again keeps its phases, so flip the parity instead",
+            address);
     Barrier& barrier = block.barriers[address];
     barrier.arrivals = barrier.pending = int(arrivals);
     barrier.component = block.components++;
@@ -750,9 +752,10 @@ static void complete_phase_if_due(u32 block, u32 address) {
         if (operation.kind == LOAD && operation.block == block && operation.barrier == address)
             on_their_way += operation.bytes;
     if (on_their_way)
-        failure = text("block %s: phase %u of the mbarrier at shared address %u ended although %u bytes were not "
-                       "announced: a load is on its way, and no expect_tx named them before the last arrival",
-                       name_index(blocks[block].index, gridDim).c_str(), barrier.phase, address, on_their_way);
+        failure = text(
+            "block %s: phase %u of the mbarrier at shared address %u ended although %u bytes were not "
+            "announced: a load is on its way, and no expect_tx named them before the last arrival",
+            name_index(blocks[block].index, gridDim).c_str(), barrier.phase, address, on_their_way);
     ++effects;
     ++barrier.phase;
     barrier.pending = barrier.arrivals;
@@ -1631,7 +1634,8 @@ static void start_cluster(u32 slot, dim3 index) {
 // Say what goes on for ever: a loop in which nothing changes.
 static std::string describe_idle_loop(bool others_wait) {
     const std::string who = place(me(), me().where);
-    if (!me().yielded) return who + " waits " + me().waits_for() + " again and again, and nothing changes: a loop does not end";
+    if (!me().yielded)
+        return who + " waits " + me().waits_for() + " again and again, and nothing changes: a loop does not end";
     return who + " polls memory that nobody changes" +
            (others_wait ? text(": blocks that have not begun cannot, because the %zu that run fill the GPU",
                                clusters.size() * blocks_per_cluster)
@@ -1726,7 +1730,9 @@ static void run_grid(u32 most) {
         for (u32 slot = 0; slot < clusters.size() && failure.empty(); ++slot) {
             const u32 first = slot * blocks_per_cluster;
             if (!clusters[slot].is_running || count_live(first)) continue;
-            const auto is_of_cluster = [&](auto& each) { return threads[each.thread].block / blocks_per_cluster == slot; };
+            const auto is_of_cluster = [&](auto& each) {
+                return threads[each.thread].block / blocks_per_cluster == slot;
+            };
             while (std::any_of(operations.begin(), operations.end(), is_of_cluster)) complete_one();
             clusters[slot].is_running = false;
             --running;
@@ -1775,6 +1781,14 @@ extern "C" const emulator::Event* end_trace(u64* count, u64* steps) {
     *count = emulator::events.size();
     *steps = emulator::steps;
     return emulator::events.data();
+}
+
+// Return how many bytes of a tensor the threads of the last launch have read, without copies.
+extern "C" u64 count_read_bytes(const char* name) {
+    u64 sum = 0;
+    for (size_t i = 0; i < emulator::tensor_names.size(); ++i)
+        if (emulator::tensor_names[i] == name) sum += emulator::read_bytes[i];
+    return sum;
 }
 
 // Run a kernel, whose code and variables lie between three addresses. `ranges` holds the first and the last address of
