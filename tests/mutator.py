@@ -134,8 +134,8 @@ def _may_swap(first, second):
     declared = re.match(r"\s*(?:const\s+)?[\w:<>]+[\s*&]+(\w+)\s*(?:\[.*\])?\s*(?:=|;|,|\()", first)
     if re.match(r"\s*(return|break|continue|using|extern|__shared__)", first) or "return" in second:
         return False
-    if all(re.match(r"\s*\w*_load\w*\(", each) for each in (first, second)):
-        return False  # two loads may be issued in any order
+    if all(re.match(r"\s*\w*(?:_load|_init)\w*\(", each) for each in (first, second)):
+        return False  # two loads or two barriers: in any order
     if declared and re.search(rf"\b{declared[1]}\b", second):
         return False  # it would not compile
     acts = [
