@@ -1502,6 +1502,7 @@ void store_matrices(u32 address, const u32 (&rows)[4], bool transposed) {
 
 static void switch_to_scheduler() {
     if (unsettled.bytes) settle();
+    require_in_step();
     if (!_setjmp(coroutines[current].resume)) _longjmp(scheduler, 1);
 }
 
@@ -1509,6 +1510,7 @@ static void run_thread() {
     for (;;) {
         kernel(arguments);
         if (unsettled.bytes) settle();
+        require_in_step();
         wait_for_copies(0);
         ++effects;
         if (!me().issued.empty()) fail("ends before wgmma_wait has waited for all of its products");

@@ -620,3 +620,22 @@ def test_a_crash_of_the_kernel_is_named(body, reason, monkeypatch):
     kernel = cuda_magic.find_kernels(f'extern "C" __global__ void crash(float* x) {{ {body} }}')["crash"]
     with pytest.raises(emulator.EmulationError, match=reason):
         kernel[1, 32](torch.zeros(2))
+
+
+IN_STEP = 'extern "C" __global__ void k(float* y) {{ {} }}'
+
+
+def run_in_step(body, threads=32):
+    y = torch.arange(64.0) + 1
+    cuda_magic.find_kernels(IN_STEP.format(body))["k"][1, threads](y)
+    return y.tolist()
+
+
+def test_lanes_that_write_the_same_run_in_step():
+    for seed in (0, 1, 3):
+        with emulator.with_seed(seed):
+            assert run_in_step("y[0] = y[0] * 3; y[1] = y[1] - 5;")[:3] == [3, -3, 3]
+            with pytest.raises(emulator.EmulationError, match="no __syncwarp.* lies between: a data race"):
+                run_in_step("y[0] += y[threadIdx.x + 1];")
+            with pytest.raises(emulator.EmulationError, match="no barrier lies between: a data race"):
+                run_in_step("y[0] = y[0] * 3; y[1] = y[1] - 5;", threads=64)
