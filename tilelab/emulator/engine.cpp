@@ -64,7 +64,6 @@ struct Barrier {
     long bytes = 0;  // bytes that are announced and have not landed
     u32 phase = 0;
     bool visible = false;  // to the copy engine and to other blocks, after fence_mbarrier_init
-    u32 waiting = 0;  // threads
     u32 component = 0;  // its loads, as a thread of its own
     u64 initialised = 0;  // when
     Clock gathered;  // from those who arrive
@@ -811,7 +810,6 @@ static void wait_for_phase(u32 address, u32 parity, bool polls) {
     Barrier& barrier = find_barrier(block, address);
     Thread& thread = me();
     thread.polls = polls, thread.gives_up = false;
-    ++barrier.waiting;
     wait_until(
         [&barrier, &thread, parity] { return (barrier.phase & 1) != (parity & 1) || thread.gives_up; },
         [&barrier, address, parity] {
@@ -824,7 +822,6 @@ static void wait_for_phase(u32 address, u32 parity, bool polls) {
                     .c_str());
         },
         true);
-    --barrier.waiting;
     thread.polls = false;
     if (thread.gives_up) return;
     thread.failed_polls = 0;
@@ -1015,16 +1012,10 @@ static void write_box(Operation& operation) {
 
 // Let the engine do one step: a load lands, a store reads its tile, or a store that has read writes memory.
 static void complete_one() {
-    size_t which = seed == 0 ? 0 : random_number() % operations.size();
-    if (seed == 0) {  // loads that nobody waits for come last, and after them only multicasts to other blocks
-        auto urgency = [](const Operation& each) {
-            const bool is_own = each.block == threads[each.thread].block;
-            const bool is_due = each.kind != LOAD || blocks[each.block].barriers[each.barrier].waiting;
-            return is_own + (is_own && is_due);
-        };
+    size_t which = seed == 0 ? operations.size() - 1 : random_number() % operations.size();
+    if (seed == 0)  // multicasts to other blocks come last
         for (size_t i = 0; i < operations.size(); ++i)
-            if (urgency(operations[i]) >= urgency(operations[which])) which = i;
-    }
+            if (operations[i].block == threads[operations[i].thread].block) which = i;
     Operation& operation = operations[which];
     ++effects;
     if (operation.kind != LOAD && !operation.read) {
