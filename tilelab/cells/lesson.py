@@ -14,6 +14,8 @@ import hashlib
 import inspect
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +33,7 @@ from tilelab.runtime import build, device, provenance
 __all__ = [
     "Ladder",
     "LaunchMemory",
+    "check_interpreted",
     "check_kernel",
     "check_launch",
     "code_hash",
@@ -144,6 +147,34 @@ def require_launch(
     """Raise AssertionError, which says what is wrong, unless `check_launch` finds nothing."""
     if fault := check_launch(prepare, cases, make_inputs, spec, **how):
         raise AssertionError(fault)
+
+
+def check_interpreted(check: Callable, kernel: Any) -> None:
+    """Call `check(kernel)`, a function of a module, in Triton's interpreter, in a process of its own without a GPU.
+
+    Where Triton compiles for a GPU, it cannot interpret in the same process. AssertionError says what is wrong.
+    """
+    name = kernel.fn.__name__
+    cell = "\n\n".join(triton_cell.collect(triton_cell.texts_of(kernel.fn), name))
+    text = f"""
+from {check.__module__} import {check.__name__} as check  # before triton
+from tilelab.cells.triton_cell import define
+import sys
+
+try:
+    check(define(sys.argv[1])[{name!r}])
+except AssertionError as error:
+    print(error)
+"""
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": os.fspath(ROOT),
+    }
+    command = [sys.executable, "-c", text, cell]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    if fault := done.stdout.strip():
+        raise AssertionError(f"{fault} (in the interpreter)")
 
 
 def _find_difference(out: torch.Tensor, expected: torch.Tensor, tolerance: float | None) -> str:

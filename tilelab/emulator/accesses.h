@@ -34,6 +34,7 @@ static u32 last_serial, launch_number;
 static u64 first_moment;  // of this launch; older ones do not count
 static std::vector<dim3> serial_blocks;  // by serial number, from this launch's first one on
 static u64 effects;  // counts what a waiting thread could see
+static std::vector<u64> read_bytes;  // by tensor: what the threads of this launch have read, without copies
 static std::unordered_map<u64, Knowledge> signals;  // what is known to whoever reads an atomic or volatile variable
 
 // A write that races may still be harmless, if it writes the value that is there. The next access tells.
@@ -318,6 +319,64 @@ static void settle() {
             describe_race(unsettled.address, unsettled.other, true, unsettled.other_writes).c_str());
 }
 
+// The lanes of a warp run one after the other here, and in step on a GPU while they do not diverge: all of them read x
+// before one of them writes it. So a lane reads what was there before another lane of its warp has written, if it then
+// writes the same value to the same place: `x = f(x)` in a whole warp is no fault.
+static struct {
+    u64 address, at;
+    u32 bytes;
+    u8 before[16];
+} last_writes[256];
+static u32 writes_count;
+
+struct Overtaken {  // what a lane has read in step and must write
+    u64 address, other;
+    u32 bytes;
+    u8 after[16];
+    Where where;
+};
+static std::vector<Overtaken> overtaken;
+
+static void remember_write(u64 address, u64 bytes, u64 at) {
+    if (bytes > 16) return;
+    auto& write = last_writes[writes_count++ % 256];
+    write = {address, at, u32(bytes)};
+    memcpy(write.before, reinterpret_cast<void*>(address), bytes);
+}
+
+// Undo the write of another lane for this lane's read. Return false if it was none, or is not known any more.
+static bool read_in_step(u64 address, u64 bytes, u64 other, const void* frame) {
+    for (auto& each : overtaken)
+        if (each.address == address && each.bytes == bytes) return true;
+    if (u32(other >> 42) != my_block().serial || (u32(other >> 30) & 4095) / 32 != my_number() / 32) return false;
+    const u8* before = nullptr;
+    Overtaken read = {address, other, u32(bytes), {}, find_caller(frame)};
+    for (u32 i = writes_count < 256 ? 0 : writes_count - 256; i != writes_count; ++i) {
+        auto& write = last_writes[i % 256];
+        if (write.address != address || write.bytes != bytes || write.at != other) continue;
+        if (before) {  // the lane has written again
+            memcpy(read.after, write.before, bytes);
+            memcpy(reinterpret_cast<void*>(address), before, bytes);
+            overtaken.push_back(read);
+            return true;
+        }
+        before = write.before;
+    }
+    if (!before) return false;
+    memcpy(read.after, reinterpret_cast<void*>(address), bytes);
+    memcpy(reinterpret_cast<void*>(address), before, bytes);
+    overtaken.push_back(read);
+    return true;
+}
+
+// The lane waits or has ended: what it has read in step must be written.
+static void require_in_step() {
+    if (overtaken.empty()) return;
+    const Overtaken read = overtaken[0];
+    overtaken.clear();
+    fail_at(read.where, "%s", describe_race(read.address, read.other, false, true).c_str());
+}
+
 static void require_unread(u64 address, u64 bytes, const char* verb);
 static void require_landed(u64 address, u64 bytes, const char* verb);
 
@@ -327,6 +386,7 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
     const Region* region = locate(address, bytes, writes ? "writes" : "reads");
     if (!region) return;
     effects += writes;
+    if (!writes && region->tensor >= 0) read_bytes[region->tensor] += bytes;
     Thread& thread = me();
     if (region->tensor < 0 && !thread.copies.empty()) require_landed(address, bytes, writes ? "writes" : "reads");
     if (!region->cells) return;
@@ -335,19 +395,26 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
     for_each_slot(*region, address, bytes, [&](Slot& slot, u64 at, u32) {
         const u64 write = slot.write, other = touch(slot, mine, writes, thread, region->since);
         if (!other) return false;
-        if (!writes) fail("%s", describe_race(at, other, false, true).c_str());
+        if (!writes) {
+            if (read_in_step(address, bytes, other, frame)) return true;
+            fail("%s", describe_race(at, other, false, true).c_str());
+        }
         unsettled.address = address, unsettled.other = other, unsettled.other_writes = other == write;
         unsettled.bytes = u32(std::min<u64>(bytes, 16)), unsettled.where = find_caller(frame);
         memcpy(unsettled.before, reinterpret_cast<void*>(address), unsettled.bytes);
+        for (size_t i = 0; i < overtaken.size(); ++i) {
+            if (overtaken[i].address != address || overtaken[i].bytes != bytes) continue;
+            memcpy(unsettled.before, overtaken[i].after, bytes);
+            overtaken.erase(overtaken.begin() + i);
+        }
         return true;
     });
+    if (writes && !relaxed) remember_write(address, bytes, mine);
 }
 
 // ---- accesses that the engine makes or begins for the current thread: addresses are offsets in shared memory
 
-static Region shared_region(u32 block) {
-    return {0, shared_bytes, blocks[block].cells, -1, cluster_moment(block)};
-}
+static Region shared_region(u32 block) { return {0, shared_bytes, blocks[block].cells, -1, cluster_moment(block)}; }
 static u64 address_in_shared(u64 offset) {
     return reinterpret_cast<u64>(offset < dynamic_base ? static_begin + offset
                                                        : dynamic_shared + (offset - dynamic_base));
@@ -384,9 +451,10 @@ static void begin_load(const Operation& operation, u64 at) {
     Block& block = blocks[operation.block];
     for (auto& read : block.reads)
         if (operation.tile < read.end && read.begin < operation.tile + operation.span && !is_before(read.moment, me()))
-            fail("%s overwrites shared address %llu, which %s may still read: its wait must come before the stage is "
-                 "given back",
-                 operation.what, std::max<u64>(operation.tile, read.begin), read.what);
+            fail(
+                "%s overwrites shared address %llu, which %s may still read: its wait must come before the stage is "
+                "given back",
+                operation.what, std::max<u64>(operation.tile, read.begin), read.what);
     if (!block.cells) return;
     const u64 mine = moment(me()), since = cluster_moment(operation.block);
     for_each_tile_unit(operation, [&](u32 unit) {
@@ -395,9 +463,10 @@ static void begin_load(const Operation& operation, u64 at) {
                 if (u32(other >> 30 & 4095) == MBARRIER)
                     fail("%s overwrites the mbarrier at shared address %llu", operation.what, where);
                 if (u32(other >> 30 & 4095) >= blockDim.x * blockDim.y * blockDim.z)
-                    fail("%s overwrites shared address %llu, where an earlier load may still be landing: nobody has "
-                         "waited for its mbarrier and said so to this thread",
-                         operation.what, where);
+                    fail(
+                        "%s overwrites shared address %llu, where an earlier load may still be landing: nobody has "
+                        "waited for its mbarrier and said so to this thread",
+                        operation.what, where);
                 fail("%s overwrites shared address %llu, which %s %s, and %s", operation.what, where,
                      describe_thread(other).c_str(), other == slot.write ? "has written" : "has read", UNORDERED);
             }
@@ -420,16 +489,18 @@ static void begin_read(u32 offset, u32 bytes, const char* what) {
         const bool is_load = component >= blockDim.x * blockDim.y * blockDim.z;
         if (!is_before(slot.write, me())) {
             if (is_load)
-                fail("%s reads shared address %llu, where a load may still be landing: the thread has not waited for "
-                     "its mbarrier",
-                     what, where);
+                fail(
+                    "%s reads shared address %llu, where a load may still be landing: the thread has not waited for "
+                    "its mbarrier",
+                    what, where);
             fail("%s reads shared address %llu, which %s has written, and %s", what, where,
                  describe_thread(slot.write).c_str(), UNORDERED);
         }
         if (!is_load && block.fenced[component] < (u32(slot.write >> 1) & 0x1fffffff))
-            fail("%s reads shared address %llu, which %s has written without fence_proxy_async() after it. The fence "
-                 "acts only for the thread that executes it: each writer fences, and the barrier follows",
-                 what, where, describe_thread(slot.write).c_str());
+            fail(
+                "%s reads shared address %llu, which %s has written without fence_proxy_async() after it. The fence "
+                "acts only for the thread that executes it: each writer fences, and the barrier follows",
+                what, where, describe_thread(slot.write).c_str());
         return false;
     });
 }
@@ -464,7 +535,8 @@ static void add_read(const Rows& rows, u64 at) {
 static void close_reads(u32 component, u32 clock) {
     Block& block = my_block();
     for (auto& read : block.reads)
-        if (read.is_open && (u32(read.moment >> 30) & 4095) == component && (u32(read.moment >> 1) & 0x1fffffff) <= clock)
+        if (read.is_open && (u32(read.moment >> 30) & 4095) == component &&
+            (u32(read.moment >> 1) & 0x1fffffff) <= clock)
             read.is_open = false, --block.open_reads;
 }
 
@@ -478,16 +550,18 @@ static void require_landed(u64 address, u64 bytes, const char* verb) {
     const u64 offset = offset_in_shared(address);
     for (auto& copy : me().copies)
         if (offset < copy.tile + copy.bytes && copy.tile < offset + bytes)
-            fail("%s shared address %llu, where its cp_async may still write: cp_async_commit and cp_async_wait must "
-                 "come first",
-                 verb, offset);
+            fail(
+                "%s shared address %llu, where its cp_async may still write: cp_async_commit and cp_async_wait must "
+                "come first",
+                verb, offset);
 }
 
 // Check that no tile that is being read lies here.
 static void require_unread(u64 address, u64 bytes, const char* what) {
     const u64 offset = offset_in_shared(address);
     for (auto& read : my_block().reads) {
-        if (!read.is_open || offset >= read.end || read.begin >= offset + bytes || is_before(read.moment, me())) continue;
+        if (!read.is_open || offset >= read.end || read.begin >= offset + bytes || is_before(read.moment, me()))
+            continue;
         const bool overlaps = !read.rows.count || any_piece(read.rows, [=](u32 piece, u32 size) {
             return offset < piece + size && piece < offset + bytes;
         });
@@ -576,8 +650,9 @@ static void prepare_regions(const u64* ranges, const char** names, u32 count, u3
     ++launch_number;
     first_moment = moment(last_serial + 1, 0, 0);
     split_slots.clear(), serial_blocks.clear(), signals.clear(), tensor_names.clear();
-    unsettled.bytes = polled.bytes = 0;
+    unsettled.bytes = polled.bytes = 0, overtaken.clear();
     regions.assign(2, Region{0, 0, nullptr, -1, 0});
+    read_bytes.assign(count, 0);
     for (u32 i = 0; i < count; ++i) {
         tensor_names.push_back(names[i]);
         regions.push_back({ranges[2 * i], ranges[2 * i + 1], nullptr, int(i), first_moment});

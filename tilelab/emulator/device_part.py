@@ -40,7 +40,7 @@ def _empty(tokens: Sequence[str]) -> str:
 
 def _keeps(words: list[str], is_function: bool) -> bool:
     """Return whether a statement outside of functions is for the GPU."""
-    text = " ".join(words)
+    text = re.sub(r"\s*::\s*", "::", " ".join(words))
     if "__global__" in words or "__device__" in words or "__constant__" in words or "__shared__" in words:
         return True
     if words[:1] == ["using"] and "=" not in words and words[1] not in ("namespace", "nvcuda", "cuda"):
@@ -48,8 +48,8 @@ def _keeps(words: list[str], is_function: bool) -> bool:
     if words[:1] == ["using"] or words[:1] == ["namespace"]:
         return not re.search(r"\bstd\b|\btorch\b|\bat\b|\bcute\b|\bcutlass\b", text)
     if is_function:
-        return "constexpr" in words and not OF_HOST.search(text.replace(" ", ""))
-    return not OF_HOST.search(text.replace(" ", "")) and "std" not in words[:3]
+        return "constexpr" in words and not OF_HOST.search(text)
+    return not OF_HOST.search(text) and "std" not in words[:3]
 
 
 class _Reader:
@@ -75,6 +75,8 @@ class _Reader:
             self.seen.add(own.resolve())
             text = self.read(own.read_text(errors="replace"), included[2], own.parent)
             return f'#line 1 "{included[2]}"\n{text}\n#line {number + 1} "{name}"'
+        if included[2].startswith(("cublas", "torch/")):  # which include these numbers
+            return "#include <cuda_fp8.h>"
         return line if OF_DEVICE.fullmatch(included[2]) else ""
 
     def read(self, source: str, name: str, folder: pathlib.Path | None, line: int = 1) -> str:

@@ -39,10 +39,6 @@
 #include <vector>
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
-extern "C" {
-bool forgives_init_fence = false;  // if copies may signal a barrier that no fence has made visible
-}
-
 namespace emulator {
 
 constexpr u32 MOST_SHARED = 232448;
@@ -63,7 +59,7 @@ struct Barrier {
     int arrivals = 0, pending = 0;  // arrivals per phase; arrivals that the current phase still waits for
     long bytes = 0;  // bytes that are announced and have not landed
     u32 phase = 0;
-    bool visible = false;  // to the copy engine and to other blocks, after fence_mbarrier_init
+    bool fenced = false, needs_fence = false;  // by fence_mbarrier_init; before a copy may signal it
     u32 component = 0;  // its loads, as a thread of its own
     u64 initialised = 0;  // when
     Clock gathered;  // from those who arrive
@@ -377,7 +373,8 @@ class CatchSignals {
         }
         if (pthread_equal(pthread_self(), engine_thread)) return false;
         if (signal == SIGVTALRM) pthread_kill(engine_thread, signal);
-        else if (signal != SIGINT) sigaction(signal, &before[std::find(SIGNALS, SIGNALS + COUNT, signal) - SIGNALS], nullptr);
+        else if (signal != SIGINT)
+            sigaction(signal, &before[std::find(SIGNALS, SIGNALS + COUNT, signal) - SIGNALS], nullptr);
         return true;
     }
 
@@ -481,8 +478,8 @@ u32 address_of(const void* pointer) {
     if (static_bytes && byte >= static_begin && byte < static_begin + static_bytes) return u32(byte - static_begin);
     if (byte >= dynamic_shared && byte <= dynamic_shared + (shared_bytes - dynamic_base))
         return dynamic_base + u32(byte - dynamic_shared);
-    fail(
-        "takes the shared address of a pointer that does not point into shared memory");
+    if (static_bytes && byte == static_begin + static_bytes) return static_bytes;
+    fail("takes the shared address of a pointer that does not point into shared memory");
 }
 
 u32 cluster_address(u32 address, u32 rank) {
@@ -517,7 +514,10 @@ u8* find_shared(u32 address, u32 bytes, const char* what) {
     return own_view(block, address);
 }
 
-void fence_views() { my_block().fenced[my_number()] = me().now++; }
+void fence_views() {
+    my_block().fenced[my_number()] = me().now++;
+    fence_barriers();
+}
 
 // ---- waiting
 
@@ -705,26 +705,31 @@ void wait_for_cluster() {
 
 static Barrier& find_barrier(u32 block, u32 address);
 
-void init_barrier(u32 address, u32 arrivals) {
+// A GPU of today needs no fence where a barrier of the block or of the cluster follows; Triton emits none. NVIDIA's guide
+// and CUTLASS have one, and the course teaches it, so its own wrapper `needs_fence`.
+void init_barrier(u32 address, u32 arrivals, bool needs_fence) {
     if (address % 8) fail("the mbarrier at shared address %u must lie at a multiple of 8 bytes", address);
     require_inside(address, 8, "an mbarrier");
     if (arrivals == 0 || arrivals >= 1 << 20)
         fail("an mbarrier waits for 1 to 1,048,575 arrivals per phase; this one is initialised for %u", arrivals);
     Block& block = my_block();
     if (block.barriers.count(address))
-        fail("initialises the mbarrier at shared address %u a second time without mbarrier.inval before it; a barrier "
-             "that is used again keeps its phases, so flip the parity instead", address);
+        fail(
+            "initialises the mbarrier at shared address %u a second time without mbarrier.inval before it; a barrier "
+            "that is used again keeps its phases, so flip the parity instead",
+            address);
     Barrier& barrier = block.barriers[address];
     barrier.arrivals = barrier.pending = int(arrivals);
     barrier.component = block.components++;
+    barrier.needs_fence = needs_fence;
     barrier.initialised = moment(me());
     record_shared(address, 8, true, "an mbarrier");
     record_shared(address, 8, moment(block.serial, MBARRIER, 0));
     ++effects;
 }
 
-void make_barriers_visible() {
-    for (auto& [address, barrier] : my_block().barriers) barrier.visible = true;
+void fence_barriers() {
+    for (auto& [address, barrier] : my_block().barriers) barrier.fenced = true;
 }
 
 static Barrier& find_barrier(u32 block, u32 address) {
@@ -750,9 +755,10 @@ static void complete_phase_if_due(u32 block, u32 address) {
         if (operation.kind == LOAD && operation.block == block && operation.barrier == address)
             on_their_way += operation.bytes;
     if (on_their_way)
-        failure = text("block %s: phase %u of the mbarrier at shared address %u ended although %u bytes were not "
-                       "announced: a load is on its way, and no expect_tx named them before the last arrival",
-                       name_index(blocks[block].index, gridDim).c_str(), barrier.phase, address, on_their_way);
+        failure = text(
+            "block %s: phase %u of the mbarrier at shared address %u ended although %u bytes were not "
+            "announced: a load is on its way, and no expect_tx named them before the last arrival",
+            name_index(blocks[block].index, gridDim).c_str(), barrier.phase, address, on_their_way);
     ++effects;
     ++barrier.phase;
     barrier.pending = barrier.arrivals;
@@ -1054,9 +1060,17 @@ static void engine_may_act() {
                 while (has_next_product(group, warp) && acts_now(seed == 1)) execute_next_product(group, warp);
 }
 
+static std::string advice;  // about what works, but has no promise
+
 static void require_signal(u32 block, u32 barrier, const char* what) {
-    if (!find_barrier(block, barrier).visible && !forgives_init_fence)
+    const Barrier& signalled = find_barrier(block, barrier);
+    if (signalled.fenced) return;
+    if (signalled.needs_fence)
         fail("%s names an mbarrier that the copy engine cannot see yet: fence_mbarrier_init is missing", what);
+    if (advice.empty())
+        advice = mark(find_caller(__builtin_frame_address(0))) + what +
+                 " signals an mbarrier without fence.mbarrier_init after its initialisation. GPUs of today do without, "
+                 "as long as a barrier of the block or the cluster follows; CUTLASS and NVIDIA's guide have a fence";
 }
 
 static u32 store_component() {
@@ -1490,6 +1504,7 @@ void store_matrices(u32 address, const u32 (&rows)[4], bool transposed) {
 
 static void switch_to_scheduler() {
     if (unsettled.bytes) settle();
+    require_in_step();
     if (!_setjmp(coroutines[current].resume)) _longjmp(scheduler, 1);
 }
 
@@ -1497,6 +1512,7 @@ static void run_thread() {
     for (;;) {
         kernel(arguments);
         if (unsettled.bytes) settle();
+        require_in_step();
         wait_for_copies(0);
         ++effects;
         if (!me().issued.empty()) fail("ends before wgmma_wait has waited for all of its products");
@@ -1548,8 +1564,9 @@ static std::string find_unfinished(u32 number) {
         if (operation.block == number && !operation.read)
             return mark(operation.where) + where + "had not yet read its shared memory" +
                    (operation.committed ? "" : ": a store was not committed with bulk_commit");
-        if (operation.kind == LOAD && threads[operation.thread].block == number)
-            return mark(operation.where) + where + "was still sending its multicast to another block";
+        const bool is_sent = !operation.global && !operation.is_box && operation.data.empty();
+        if (operation.kind == LOAD && is_sent && threads[operation.thread].block == number)
+            return mark(operation.where) + where + "was still sending its tile to another block";
     }
     for (auto& group : blocks[number].warp_groups)
         if (!group.products.empty())
@@ -1631,7 +1648,8 @@ static void start_cluster(u32 slot, dim3 index) {
 // Say what goes on for ever: a loop in which nothing changes.
 static std::string describe_idle_loop(bool others_wait) {
     const std::string who = place(me(), me().where);
-    if (!me().yielded) return who + " waits " + me().waits_for() + " again and again, and nothing changes: a loop does not end";
+    if (!me().yielded)
+        return who + " waits " + me().waits_for() + " again and again, and nothing changes: a loop does not end";
     return who + " polls memory that nobody changes" +
            (others_wait ? text(": blocks that have not begun cannot, because the %zu that run fill the GPU",
                                clusters.size() * blocks_per_cluster)
@@ -1726,7 +1744,9 @@ static void run_grid(u32 most) {
         for (u32 slot = 0; slot < clusters.size() && failure.empty(); ++slot) {
             const u32 first = slot * blocks_per_cluster;
             if (!clusters[slot].is_running || count_live(first)) continue;
-            const auto is_of_cluster = [&](auto& each) { return threads[each.thread].block / blocks_per_cluster == slot; };
+            const auto is_of_cluster = [&](auto& each) {
+                return threads[each.thread].block / blocks_per_cluster == slot;
+            };
             while (std::any_of(operations.begin(), operations.end(), is_of_cluster)) complete_one();
             clusters[slot].is_running = false;
             --running;
@@ -1758,6 +1778,13 @@ extern "C" const char* take_printed() {
     emulator::printed.clear();
     return said.c_str();
 }
+// Return what should be better in the launches since the last call, although they are right.
+extern "C" const char* take_advice() {
+    static std::string said;
+    said.swap(emulator::advice);
+    emulator::advice.clear();
+    return said.c_str();
+}
 #include "hooks.h"
 
 // The compiler's option -fsanitize-coverage=trace-pc makes a kernel call this at the start of each basic block.
@@ -1775,6 +1802,14 @@ extern "C" const emulator::Event* end_trace(u64* count, u64* steps) {
     *count = emulator::events.size();
     *steps = emulator::steps;
     return emulator::events.data();
+}
+
+// Return how many bytes of a tensor the threads of the last launch have read, without copies.
+extern "C" u64 count_read_bytes(const char* name) {
+    u64 sum = 0;
+    for (size_t i = 0; i < emulator::tensor_names.size(); ++i)
+        if (emulator::tensor_names[i] == name) sum += emulator::read_bytes[i];
+    return sum;
 }
 
 // Run a kernel, whose code and variables lie between three addresses. `ranges` holds the first and the last address of

@@ -253,7 +253,8 @@ inline void __cluster_barrier_wait() { emulator::wait_for_cluster(); }
 #define __nv_is_extended_device_lambda_closure_type(T) false
 
 // A cell may add overloads of these, which would hide those above.
-#define BUILTINS_THAT_CELLS_OVERLOAD                                                                                 \
-    using ::atomicAdd, ::atomicSub, ::atomicMin, ::atomicMax, ::atomicExch, ::atomicCAS, ::atomicAnd, ::atomicOr,    \
-        ::atomicXor, ::min, ::max, ::__ldg, ::__ldcs, ::__stcs, ::__shfl_sync, ::__shfl_down_sync, ::__shfl_up_sync, \
-        ::__shfl_xor_sync;
+#define BUILTINS_THAT_CELLS_OVERLOAD                                                                                   \
+    using ::atomicAdd, ::atomicSub, ::atomicMin, ::atomicMax, ::atomicExch, ::atomicCAS, ::atomicAnd, ::atomicOr,      \
+        ::atomicXor, ::min, ::max, ::__ldg, ::__ldcs, ::__stcs, ::__shfl_sync, ::__shfl_down_sync, ::__shfl_up_sync,   \
+        ::__shfl_xor_sync, ::exp, ::log, ::sqrt, ::abs, ::fabs, ::pow, ::floor, ::ceil, ::fmin, ::fmax, ::tanh, ::sin, \
+        ::cos;

@@ -31,9 +31,9 @@ typedef CUtensorMap_st CUtensorMap;
 #define DBL_MAX 1.7976931348623158e+308
 #define DBL_MIN 2.2250738585072014e-308
 #define DBL_EPSILON 2.2204460492503131e-16
-#define HUGE_VALF __builtin_huge_valf()
-#define INFINITY __builtin_huge_valf()
-#define NAN __builtin_nanf("")
+#define HUGE_VALF ((float)(1e300 * 1e300))
+#define INFINITY ((float)(1e300 * 1e300))
+#define NAN __int_as_float(0x7fffffff)
 #define M_E 2.7182818284590452354
 #define M_LOG2E 1.4426950408889634074
 #define M_LN2 0.69314718055994530942

@@ -276,6 +276,10 @@ def check_blend(kernel) -> None:
         features, left, weights, out = make_case(70, "cpu")
         with emulator.trace() as trace:
             prepare(features, left, weights, out)()
+        read = emulator.count_read_bytes(kernel.parameters[0][1])
+        assert not read, (
+            f"the blend reads {read:,} bytes of the features in global memory, beside the bulk copies"
+        )
         for block, first in enumerate(range(0, 70, 16)):
             loads = [event.bytes for event in trace.events if event.block == block]
             rows = int(left[first : first + 16][-1] + 2 - left[first])

@@ -204,6 +204,8 @@ def check_persistent(kernel) -> None:
             gemm.spec,
             judge_writers=functools.partial(find_misplaced, programs),
         )
+    if device.current().has_tma:  # only the interpreter knows which program wrote an element
+        lesson.check_interpreted(check_persistent, kernel)
 
 
 def check_fit(prepare: Callable, options: dict) -> None:

@@ -159,6 +159,13 @@ def test_the_first_exercise_asks_for_a_fault(capsys):
     "change",
     [
         ("fence_proxy_async();", ""),
+        # a fence acts for the thread that executes it, and the barrier comes after it
+        ("    fence_proxy_async();", "    if (threadIdx.x == 0) fence_proxy_async();"),
+        (
+            "fence_proxy_async();\n    __syncthreads();\n",
+            "__syncthreads();\n    if (threadIdx.x == 0) fence_proxy_async();\n",
+        ),
+        ("fence_proxy_async();\n    __syncthreads();\n", "__syncthreads();\n    fence_proxy_async();\n"),
         ("*= a", "*= 2"),
         ("mbarrier_wait(barrier, 0);", ""),
         ("bulk_wait_read<0>();", ""),

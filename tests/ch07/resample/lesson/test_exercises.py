@@ -179,19 +179,17 @@ def test_a_short_chunk_must_not_reach_into_the_next_batch():
         check_search(change)
 
 
+FROM_GLOBAL = ("rows + (left[first + i / DEPTH] - first_row)", "features + left[first + i / DEPTH]")
+
+
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        # one row by TMA, and the others from global memory
+        # all rows by TMA, or one of them, and then from global memory
+        ([FROM_GLOBAL], "the blend reads 71,680 bytes of the features in global memory"),
         (
-            [
-                (
-                    "const u32 bytes = (left[first + count - 1] + 2 - first_row) * DEPTH * 4",
-                    "const u32 bytes = DEPTH * 4",
-                ),
-                ("rows + (left[first + i / DEPTH] - first_row)", "features + left[first + i / DEPTH]"),
-            ],
-            "a block needs [0-9]+ rows, and its bulk copy brings 1",
+            [FROM_GLOBAL, ("(left[first + count - 1] + 2 - first_row) * DEPTH * 4", "DEPTH * 4")],
+            "the blend reads 71,680 bytes",
         ),
         (
             [

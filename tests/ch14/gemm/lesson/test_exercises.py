@@ -7,7 +7,6 @@ import pytest
 from ch14.gemm.lesson import exercises
 from tilelab import ROOT
 from tilelab.cells import lesson, triton_cell
-from tilelab.runtime import device
 
 NOTEBOOKS = ROOT / "notebooks"
 VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_gemm.ipynb")
@@ -104,7 +103,6 @@ ONCE = (
 TILES = "range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tiles_n, PROGRAMS)"
 ALL = "tl.cdiv(M, BLOCK_M) * tiles_n"
 SHARE = f"tl.cdiv({ALL}, PROGRAMS)"
-GPU = "only the interpreter knows which program wrote an element"
 RASTER = "within // columns, first_n + within % columns"
 
 
@@ -131,24 +129,16 @@ RASTER = "within // columns, first_n + within % columns"
         ("Exercise 4", (RASTER, "within % tiles_m, first_n + within // tiles_m"), "share row 0"),
         ("Exercise 5", ("tiles_n, PROGRAMS)", "tiles_n - 1, PROGRAMS)"), ""),
         ("Exercise 5", ("tl.program_id(0), tl.cdiv", "0, tl.cdiv"), ""),
-        *(
-            pytest.param(
-                "Exercise 5",
-                (TILES, each),
-                said,
-                marks=pytest.mark.skipif(device.current().has_tma, reason=GPU),
-            )
-            for each, said in (
-                ("range(0, tl.cdiv(M, BLOCK_M) * tiles_n)", "several programs compute tile 0"),
-                (
-                    f"range(tl.program_id(0) * {SHARE}, min({ALL}, (tl.program_id(0) + 1) * {SHARE}))",
-                    "program 0 computes tile 1, which is for program 1 of 3 alone",
-                ),
-                (
-                    "range(PROGRAMS - 1 - tl.program_id(0), tl.cdiv(M, BLOCK_M) * tiles_n, PROGRAMS)",
-                    "program 2 computes tile 0, which is for program 0 of 3 alone",
-                ),
-            )
+        ("Exercise 5", (TILES, f"range(0, {ALL})"), "several programs compute tile 0"),
+        (
+            "Exercise 5",
+            (TILES, f"range(tl.program_id(0) * {SHARE}, min({ALL}, (tl.program_id(0) + 1) * {SHARE}))"),
+            "program 0 computes tile 1, which is for program 1 of 3 alone",
+        ),
+        (
+            "Exercise 5",
+            (TILES, f"range(PROGRAMS - 1 - tl.program_id(0), {ALL}, PROGRAMS)"),
+            "program 2 computes tile 0, which is for program 0 of 3 alone",
         ),
         ("Exercise 5", (ACC, ONCE), ""),
         ("Exercise 5", ("tile_id // tiles_n * BLOCK_M", "tl.program_id(0) // tiles_n * BLOCK_M"), ""),
@@ -163,3 +153,12 @@ def test_a_wrong_answer_fails(exercise, change, reason):
 def test_a_stub_is_not_solved_yet(exercise):
     with pytest.raises(NotImplementedError):
         exercises.CHECKS[exercise](*define(VERSIONS, ANSWERS[exercise]))
+
+
+def test_who_computes_a_tile_is_judged_in_a_process_of_its_own_where_there_is_a_gpu():
+    """A process that compiles cannot interpret."""
+    wrong = define(SOLUTIONS, "my_persistent", change=(TILES, f"range(0, {ALL})"))
+    with pytest.raises(
+        AssertionError, match="several programs compute tile 0, .* alone .in the interpreter."
+    ):
+        lesson.check_interpreted(exercises.check_persistent, *wrong)
