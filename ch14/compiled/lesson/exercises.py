@@ -239,11 +239,11 @@ def check_recompilations(step: Callable, run: Callable) -> None:
     The index of the layer changes from call to call, and so does the number of rows of x.
     """
     weights = [torch.randn(16) for _ in range(12)]
-    made = []
+    made, used = [], []
 
     def backend(graph, inputs):
         made.append(graph)
-        return graph.forward
+        return lambda *given: used.append(graph) or graph.forward(*given)
 
     torch._dynamo.reset()
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # the limit of graphs is a finding here
@@ -254,6 +254,8 @@ def check_recompilations(step: Callable, run: Callable) -> None:
         assert torch.allclose(given, torch.tanh(x * weights[index])), f"call {index} is wrong"
     assert made, "the compiled step was never called"
     assert len(made) <= 2, f"it still makes {len(made)} graphs for 12 calls"
+    count = sum("tanh" in graph.code for graph in used)
+    assert count == 12, f"{count} of 12 calls run tanh in a compiled graph"
 
 
 def make_halves(case: tuple[int, int], where: str) -> tuple[torch.Tensor, ...]:
@@ -284,6 +286,14 @@ def check_halves(kernel) -> None:
     cases = {where: [*CASES[where], (2, 300), (5, 257)] for where in CASES}
     fault = lesson.check_launch(prepare, cases, make_halves, spec_halves)
     assert not fault, fault
+    x, out = make_halves((37, 64), device_here())
+    x[0, :2] = torch.tensor([100.0, -100.0])  # g whose exponential overflows
+    prepare(x, out)()
+    wanted = spec_halves(x)
+    wrong = ~((out.double() - wanted).abs() <= wanted.abs() / 255 + 1e-30)  # one rounding to bf16
+    assert not wrong.any(), (
+        f"{int(wrong.sum())} elements are off by more than one rounding: compute in float32"
+    )
 
 
 @contextlib.contextmanager

@@ -124,6 +124,9 @@ class Builder(InterpreterBuilder):
     def get_bf16(self, value):
         return TensorHandle(formats.convert(np.array([value], np.float64), tl.bfloat16), tl.bfloat16)
 
+    def get_all_ones_value(self, kind):
+        return TensorHandle(np.full(1, -1).astype(formats.numpy_type(kind)), kind.scalar)
+
     def cast_impl(self, source, kind):
         before, after = source.dtype.scalar, kind.scalar
         if before.is_floating():
@@ -364,7 +367,8 @@ class Semantic(TritonSemantic):
 
     def cast(self, value, kind, fp_downcast_rounding=None):
         before, after = value.type.scalar, kind.scalar
-        if before.is_fp8() and after.is_int() or before.is_int() and after.is_fp8():
+        is_mixed = before.is_int() and after.is_fp8() or before.is_fp8() and after.is_int()
+        if is_mixed and not (before.is_ptr() or after.is_ptr()):
             raise TypeError(f"Triton does not convert {before} to {after}: convert to float32 between them.")
         return super().cast(value, kind, fp_downcast_rounding)
 
