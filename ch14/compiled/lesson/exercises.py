@@ -332,9 +332,11 @@ def check_operator(make_operator: Callable) -> None:
     where = device_here()
     for shape in ((37, 64), (5, 8)):
         g, u, _ = make_case(shape, where)
-        expected, gated = spec(g, u), g.clone()
-        operator(gated, u)
-        error = check.relative_error(gated, expected)
+        memory = lesson.LaunchMemory([u, g])  # a crash or a write beside g becomes a sentence
+        expected = spec(g, u)
+        fault = lesson.run_launch(memory, lambda u, g: operator(g, u)) or memory.find_damage()
+        assert not fault, fault
+        error = check.relative_error(memory.tensors[1], expected)
         assert error <= check.TOLERANCE[torch.bfloat16], (
             f"g is not silu(g) * u afterwards: the error is {error:.1e}"
         )
@@ -358,8 +360,20 @@ def check_fake(run: Callable, fake: Callable) -> None:
     operator = torch.library.custom_op(new_name(), run, mutates_args=())
     operator.register_fake(fake)
     for shape, dtype in (((5, 64), torch.bfloat16), ((1, 8), torch.float32), ((7, 40), torch.float16)):
-        x = torch.randn(*shape, device=device_here()).to(dtype)
-        real, said = operator(x), fake(x.to("meta"))
+        x, found = torch.randn(*shape, device=device_here()).to(dtype), []
+        memory = lesson.LaunchMemory([x], outputs=0)
+        fault = (
+            lesson.run_launch(memory, lambda x, found=found: found.append(operator(x)))
+            or memory.find_damage()
+        )
+        assert not fault, fault
+        real, said = found[0], fake(x.to("meta"))
+        total, size = x.double().sum(1), x.double().abs().sum(1)
+        assert bool(
+            (
+                (real.double().flatten() - total).abs() <= (1e-5 + check.TOLERANCE.get(real.dtype, 0)) * size
+            ).all()
+        ), "the sums are wrong"
         assert said.device.type == "meta", f"of a meta tensor the fake makes a result on {said.device}"
         for name in ("shape", "dtype"):
             a, b = (getattr(each, name) for each in (real, said))

@@ -150,9 +150,12 @@ class Builder(InterpreterBuilder):
     def create_masked_load(self, pointers, mask, other, *hints, **named):
         dtype = pointers.get_element_ty()
         kind = formats.bits_type(dtype)
-        rest = (
-            np.zeros(pointers.data.shape, kind) if other is None else bits_of(TensorHandle(other.data, dtype))
-        )
+        if other is None:  # undefined on a GPU; a check of a lesson fills it with a byte that shows
+            undefined = getattr(interpreter._interpreter, "undefined", 0)
+            size = np.dtype(kind).itemsize
+            rest = np.full((*pointers.data.shape, size), undefined, np.uint8).view(kind)[..., 0]
+        else:
+            rest = bits_of(TensorHandle(other.data, dtype))
         return of_bits(interpreter._interpreter.load(pointers.data, _array(mask), rest, kind), dtype)
 
     def create_masked_store(self, pointers, value, mask, *hints, **named):
