@@ -229,7 +229,10 @@ HAS_NO_BARRIER = (
     "changes, fault",
     [
         # the announced bytes
-        ([("(barrier, BYTES)", "(barrier, SHARE)")], "the score of no row: its row was not in its place"),
+        (
+            [("(barrier, BYTES)", "(barrier, SHARE)")],
+            "the score of no row: its row|4096 bytes were not announced",
+        ),
         (
             [("(barrier, BYTES)", "(barrier, CLUSTER * BYTES)")],
             "waits for ever .* lacks 0 of 1 arrivals and 8192 bytes",
