@@ -74,7 +74,7 @@ BAD = {  # {module: {arguments: what is said}}; the arguments are bad usage
     "ch14.blockscaled": {"--mnkl 1,2,3": "--mnkl must be M,N,K,L, each from 1 to 131,072; it is 1,2,3."},
     "ch14.bug_hunt": {
         "--hunt bug": "argument --hunt: invalid choice: 'bug'",
-        "--target sm_90": "argument --target: invalid choice: 'sm_90'",
+        "--target sm_90": "--target must be some of sm_90a, ",
         "--triton 3.5": "a Triton version must be three numbers such as 3.5.1; it is '3.5'",
         "--start TILE=3": "--start takes LOOP=..., LOADS=..., ",
         "--start num_warps=3": "--start takes num_warps=2|4|8|16; it is 'num_warps=3'.",

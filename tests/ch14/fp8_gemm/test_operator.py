@@ -111,7 +111,6 @@ def test_bad_input_gets_one_sentence():
     out = torch.empty(5, 256, dtype=torch.bfloat16)
     refused("a must be a torch.Tensor; it is a list", ("a", [1]))
     refused("a must be float8_e4m3fn; it is bfloat16", ("a", a.bfloat16()))
-    refused("a must have at least one element", ("a", a[:0]))
     refused("b.T must be contiguous; .* use b.T.contiguous", ("b", b.contiguous()))
     shifted = torch.cat([a, a]).flatten()[1:1281].view(5, 256)
     refused("a must start at a multiple of 16 bytes; it starts 1", ("a", shifted))

@@ -208,10 +208,6 @@ def overlapping(x):
             "must be bfloat16",
         ),
         (lambda: mx_formats.dequantise(X), "packed must be a Packed"),
-        (
-            lambda: mx_formats.dequantise(mx_formats.empty((2, 4), "mxfp4", "meta")),
-            "packed.values must be in memory",
-        ),
         (lambda: mx_formats.spec("round", X), "unknown operation 'round'"),
         (lambda: errors.make_data("noise"), "unknown data 'noise'; choose one of gaussian, outliers"),
     ],
