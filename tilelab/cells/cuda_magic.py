@@ -204,6 +204,8 @@ class CudaKernel:
                 dtype = DTYPES.get(kind[:-1])
                 if kind.endswith("**") and isinstance(value, (list, tuple)):
                     value = _point_to(value)
+                if kind == "CUtensorMap*" and getattr(value, "is_cpu", False):
+                    value = _point_to_map(value)
                 if not hasattr(value, "data_ptr"):
                     raise ValueError(f"{name} of {self.name} is a pointer; pass a tensor on the GPU.")
                 if dtype and str(value.dtype) != f"torch.{dtype}":
@@ -285,6 +287,15 @@ def _point_to(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     addresses = torch.tensor([each.data_ptr() for each in tensors], dtype=torch.int64, device=device)
     addresses.pointees = tuple(tensors)
     return addresses
+
+
+def _point_to_map(map_of_cpu: Any) -> torch.Tensor:
+    """Return a tensor that holds a tensor map of the emulator, which it keeps alive with its tensor."""
+    import torch
+
+    words = torch.frombuffer(map_of_cpu, dtype=torch.int64)
+    words.pointees = (map_of_cpu.tensor,)
+    return words
 
 
 def _half_bits(value: float, dtype: str) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 TOKEN = re.compile(
     r"""//[^\n]*|/\*.*?\*/|R"(?P<mark>[^()\s\\]{0,16})\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
-    r"""|^[ \t]*\#(?:\\\n|/\*.*?\*/|[^\n])*|[A-Za-z_]\w*|\d(?:[\w.]|'\w)*|\s+|::|->|.""",
+    r"""|^[ \t]*\#(?:\\\n|/\*.*?\*/|[^\n])*|[A-Za-z_]\w*|\d(?:[\w.]|'\w)*|\s*?\n|\s+|::|->|.""",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -130,6 +130,8 @@ def _change_shared(tokens: list[str]) -> list[str]:
             end = index
             while end < len(tokens) and tokens[end] not in (";", "=", "{"):
                 end = find_closing(tokens, end) + 1 if tokens[end] in ("(", "[") else end + 1
+            while start < len(changed) and is_blank(changed[start]):
+                start += 1  # a directive keeps its end of the line
             words = [*changed[start:], *tokens[index:end]]
             code = [" " if is_blank(each) else each for each in words]
             change = _dynamic if "extern" in words else _static
