@@ -319,6 +319,64 @@ static void settle() {
             describe_race(unsettled.address, unsettled.other, true, unsettled.other_writes).c_str());
 }
 
+// The lanes of a warp run one after the other here, and in step on a GPU while they do not diverge: all of them read x
+// before one of them writes it. So a lane reads what was there before another lane of its warp has written, if it then
+// writes the same value to the same place: `x = f(x)` in a whole warp is no fault.
+static struct {
+    u64 address, at;
+    u32 bytes;
+    u8 before[16];
+} last_writes[256];
+static u32 writes_count;
+
+struct Overtaken {  // what a lane has read in step and must write
+    u64 address, other;
+    u32 bytes;
+    u8 after[16];
+    Where where;
+};
+static std::vector<Overtaken> overtaken;
+
+static void remember_write(u64 address, u64 bytes, u64 at) {
+    if (bytes > 16) return;
+    auto& write = last_writes[writes_count++ % 256];
+    write = {address, at, u32(bytes)};
+    memcpy(write.before, reinterpret_cast<void*>(address), bytes);
+}
+
+// Undo the write of another lane for this lane's read. Return false if it was none, or is not known any more.
+static bool read_in_step(u64 address, u64 bytes, u64 other, const void* frame) {
+    for (auto& each : overtaken)
+        if (each.address == address && each.bytes == bytes) return true;
+    if (u32(other >> 42) != my_block().serial || (u32(other >> 30) & 4095) / 32 != my_number() / 32) return false;
+    const u8* before = nullptr;
+    Overtaken read = {address, other, u32(bytes), {}, find_caller(frame)};
+    for (u32 i = writes_count < 256 ? 0 : writes_count - 256; i != writes_count; ++i) {
+        auto& write = last_writes[i % 256];
+        if (write.address != address || write.bytes != bytes || write.at != other) continue;
+        if (before) {  // the lane has written again
+            memcpy(read.after, write.before, bytes);
+            memcpy(reinterpret_cast<void*>(address), before, bytes);
+            overtaken.push_back(read);
+            return true;
+        }
+        before = write.before;
+    }
+    if (!before) return false;
+    memcpy(read.after, reinterpret_cast<void*>(address), bytes);
+    memcpy(reinterpret_cast<void*>(address), before, bytes);
+    overtaken.push_back(read);
+    return true;
+}
+
+// The lane waits or has ended: what it has read in step must be written.
+static void require_in_step() {
+    if (overtaken.empty()) return;
+    const Overtaken read = overtaken[0];
+    overtaken.clear();
+    fail_at(read.where, "%s", describe_race(read.address, read.other, false, true).c_str());
+}
+
 static void require_unread(u64 address, u64 bytes, const char* verb);
 static void require_landed(u64 address, u64 bytes, const char* verb);
 
@@ -337,12 +395,21 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
     for_each_slot(*region, address, bytes, [&](Slot& slot, u64 at, u32) {
         const u64 write = slot.write, other = touch(slot, mine, writes, thread, region->since);
         if (!other) return false;
-        if (!writes) fail("%s", describe_race(at, other, false, true).c_str());
+        if (!writes) {
+            if (read_in_step(address, bytes, other, frame)) return true;
+            fail("%s", describe_race(at, other, false, true).c_str());
+        }
         unsettled.address = address, unsettled.other = other, unsettled.other_writes = other == write;
         unsettled.bytes = u32(std::min<u64>(bytes, 16)), unsettled.where = find_caller(frame);
         memcpy(unsettled.before, reinterpret_cast<void*>(address), unsettled.bytes);
+        for (size_t i = 0; i < overtaken.size(); ++i) {
+            if (overtaken[i].address != address || overtaken[i].bytes != bytes) continue;
+            memcpy(unsettled.before, overtaken[i].after, bytes);
+            overtaken.erase(overtaken.begin() + i);
+        }
         return true;
     });
+    if (writes && !relaxed) remember_write(address, bytes, mine);
 }
 
 // ---- accesses that the engine makes or begins for the current thread: addresses are offsets in shared memory
@@ -583,7 +650,7 @@ static void prepare_regions(const u64* ranges, const char** names, u32 count, u3
     ++launch_number;
     first_moment = moment(last_serial + 1, 0, 0);
     split_slots.clear(), serial_blocks.clear(), signals.clear(), tensor_names.clear();
-    unsettled.bytes = polled.bytes = 0;
+    unsettled.bytes = polled.bytes = 0, overtaken.clear();
     regions.assign(2, Region{0, 0, nullptr, -1, 0});
     read_bytes.assign(count, 0);
     for (u32 i = 0; i < count; ++i) {
