@@ -219,6 +219,8 @@ def _explain(log: str) -> str:
         return "does not link for the emulator: " + log.splitlines()[-1]
     _, line, said = next((each for each in errors if not each[0]), errors[0])
     line = lines[0] if lines else line
+    if known := re.search(r"static assertion failed: (the emulator knows .*)", log):
+        said = known[1]
     if header := re.match(r"(\S+): No such file", said):
         return f"includes <{header[1]}> in line {line}, which the emulator lacks"
     name = re.search(

@@ -418,7 +418,8 @@ extern "C" __global__ void by_pipeline(const float* x, float* out) {
     auto pipe = cuda::make_pipeline();
     for (int i = 0; i < 2; ++i) {
         pipe.producer_acquire();
-        cuda::memcpy_async(&tile[i][4 * threadIdx.x], x + 256 * i + 4 * threadIdx.x, cuda::aligned_size_t<16>(16), pipe);
+        const int j = 4 * threadIdx.x;
+        cuda::memcpy_async(&tile[i][j], x + 256 * i + j, cuda::aligned_size_t<16>(16), pipe);
         pipe.producer_commit();
     }
     for (int i = 0; i < 2; ++i) {
@@ -460,7 +461,11 @@ def test_barriers_pipelines_and_ptx_of_libcu(name):
         ("by_barrier", ("full.wait(std::move(token));", ""), "no barrier lies between|may still be landing"),
         ("by_barrier", ("1, sizeof tile);", "1, 4);"), "1020 bytes|waits for ever"),
         ("by_barrier", ("0, 8 * i, full", "1, 8 * i, full"), "line 20: .*within a unit of 16 bytes"),
-        ("by_ptx", ("while (!ptx::mbarrier_try_wait_parity(&full, 0)) {}", ""), "may still be landing"),
+        (
+            "by_ptx",
+            ("while (!ptx::mbarrier_try_wait_parity(&full, 0)) {}", ""),
+            "has not waited for its mbarrier",
+        ),
         ("by_pipeline", ("pipe.consumer_wait();", ""), "cp_async may still write|no barrier lies between"),
     ],
 )
