@@ -177,13 +177,8 @@ def _check_file(options: argparse.Namespace) -> dict:
     launch = load_launch(options.launch)
     chosen = choose_kernels(launch, kernels, options.kernel)
     try:
-        faults = check(lambda: launch(*chosen), range(options.seeds))
-        if any("fence_mbarrier_init is missing" in fault["said"] for fault in faults):
-            with emulator.without_init_fence():  # which GPUs forgive: look for more
-                others = check(lambda: launch(*chosen), range(options.seeds))
-            faults += others or [
-                {"seed": None, "line": None, "said": "With this fence the kernel would be right"}
-            ]
+        with emulator.collect_advice() as advice:
+            faults = check(lambda: launch(*chosen), range(options.seeds))
     except (ValueError, TypeError, AttributeError, KeyError, IndexError, ImportError) as error:
         raise ValueError(f"{options.launch.name}, {_explain(error, options.launch)}") from error
     report = {
@@ -192,6 +187,7 @@ def _check_file(options: argparse.Namespace) -> dict:
         "status": "wrong" if faults else "ok",
         "seeds": options.seeds,
         "faults": faults,
+        "advice": list(dict.fromkeys(advice)),
         "compiled": {kernel.name: compile_kernel(kernel) for kernel in chosen},
     }
     return report
@@ -207,8 +203,8 @@ def _describe(report: dict) -> str:
     else:
         lines = [f"{which} is wrong."]
         for fault in report["faults"]:
-            under = "" if fault["seed"] is None else f" ({_describe_seed(fault['seed'])})"
-            lines.append(f"  {fault['said']}{under}.")
+            lines.append(f"  {fault['said']} ({_describe_seed(fault['seed'])}).")
+    lines += [f"Advice: {said}." for said in report["advice"]]
     for name, row in report["compiled"].items():
         if "reason" in row:
             reason = next((each for each in row["reason"].splitlines() if "error" in each), row["reason"])

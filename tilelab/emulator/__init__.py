@@ -56,6 +56,7 @@ MOST_THREADS = 16384  # that run together
 MOST_BLOCKS = 1 << 21  # of a launch
 
 _seed = 0
+_advice: list[str] | None = None
 _lock = threading.Lock()
 
 
@@ -71,17 +72,14 @@ def with_seed(seed: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_init_fence() -> Iterator[None]:
-    """Let the launches in this block signal mbarriers without fence.mbarrier_init.
-
-    PTX asks for this fence, or for fence.proxy.async. GPUs of today do without it behind a barrier of the block.
-    """
-    forgives = ctypes.c_bool.in_dll(_prepare_engine()[1], "forgives_init_fence")
-    forgives.value = True
+def collect_advice() -> Iterator[list[str]]:
+    """Collect what should be better in the launches in this block, although they are right."""
+    global _advice
+    before, _advice = _advice, []
     try:
-        yield
+        yield _advice
     finally:
-        forgives.value = False
+        _advice = before
 
 
 class Event(ctypes.Structure):
@@ -206,7 +204,8 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
         if not (folder / "engine.so").exists():
             _build(own["engine.cpp"], ["-O2"], folder / "engine.so", "the engine")
     engine = ctypes.CDLL(os.fspath(folder / "engine.so"), ctypes.RTLD_GLOBAL)
-    engine.run_emulated.restype = engine.take_printed.restype = ctypes.c_char_p
+    for function in (engine.run_emulated, engine.take_printed, engine.take_advice):
+        function.restype = ctypes.c_char_p
     engine.end_trace.restype = ctypes.POINTER(Event)
     engine.count_read_bytes.restype = ctypes.c_uint64
     return folder, engine
@@ -307,7 +306,7 @@ UNCHECKED void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
             "-fdata-sections",
             "-fno-gnu-unique",
             "-fno-threadsafe-statics",
-            f"-Wl,-T,{folder / 'shared.ld'}",
+            *("-Xlinker", "-T", "-Xlinker", os.fspath(folder / "shared.ld")),
             f"-I{folder}",
             f"-I{TOOLKIT}",
             f"-I{cuda.INCLUDE_FOLDER}",
@@ -457,9 +456,11 @@ def prepare(
                 _seed if seed is None else seed,
                 int(10 * LONGEST_RUN_S),
             )
-            printed = engine.take_printed()
+            printed, advice = engine.take_printed(), engine.take_advice()
         if printed:
             print(printed.decode(errors="replace"), end="")
+        if advice and _advice is not None:
+            _advice.append(_name_lines(advice.decode(), library._name))
         if failure == b"\3":
             raise KeyboardInterrupt
         if failure:

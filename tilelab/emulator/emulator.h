@@ -67,8 +67,8 @@ void arrive_at_block_barrier(u32 name, u32 threads, const char* what);
 void arrive_at_cluster();
 void wait_for_cluster();
 
-void init_barrier(u32 barrier, u32 arrivals);
-void make_barriers_visible();
+void init_barrier(u32 barrier, u32 arrivals, bool needs_fence = false);
+void fence_barriers();
 void invalidate_barrier(u32 barrier);
 u64 arrive(u32 barrier, u32 bytes, u32 arrivals = 1, bool drops = false);  // returns the phase before
 void expect_bytes(u32 barrier, long bytes);

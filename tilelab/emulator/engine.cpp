@@ -39,10 +39,6 @@
 #include <vector>
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
-extern "C" {
-bool forgives_init_fence = false;  // if copies may signal a barrier that no fence has made visible
-}
-
 namespace emulator {
 
 constexpr u32 MOST_SHARED = 232448;
@@ -63,7 +59,7 @@ struct Barrier {
     int arrivals = 0, pending = 0;  // arrivals per phase; arrivals that the current phase still waits for
     long bytes = 0;  // bytes that are announced and have not landed
     u32 phase = 0;
-    bool visible = false;  // to the copy engine and to other blocks, after fence_mbarrier_init
+    bool fenced = false, needs_fence = false;  // by fence_mbarrier_init; before a copy may signal it
     u32 component = 0;  // its loads, as a thread of its own
     u64 initialised = 0;  // when
     Clock gathered;  // from those who arrive
@@ -482,6 +478,7 @@ u32 address_of(const void* pointer) {
     if (static_bytes && byte >= static_begin && byte < static_begin + static_bytes) return u32(byte - static_begin);
     if (byte >= dynamic_shared && byte <= dynamic_shared + (shared_bytes - dynamic_base))
         return dynamic_base + u32(byte - dynamic_shared);
+    if (static_bytes && byte == static_begin + static_bytes) return static_bytes;
     fail("takes the shared address of a pointer that does not point into shared memory");
 }
 
@@ -517,7 +514,10 @@ u8* find_shared(u32 address, u32 bytes, const char* what) {
     return own_view(block, address);
 }
 
-void fence_views() { my_block().fenced[my_number()] = me().now++; }
+void fence_views() {
+    my_block().fenced[my_number()] = me().now++;
+    fence_barriers();
+}
 
 // ---- waiting
 
@@ -705,7 +705,9 @@ void wait_for_cluster() {
 
 static Barrier& find_barrier(u32 block, u32 address);
 
-void init_barrier(u32 address, u32 arrivals) {
+// A GPU of today needs no fence where a barrier of the block or of the cluster follows; Triton emits none. NVIDIA's guide
+// and CUTLASS have one, and the course teaches it, so its own wrapper `needs_fence`.
+void init_barrier(u32 address, u32 arrivals, bool needs_fence) {
     if (address % 8) fail("the mbarrier at shared address %u must lie at a multiple of 8 bytes", address);
     require_inside(address, 8, "an mbarrier");
     if (arrivals == 0 || arrivals >= 1 << 20)
@@ -719,14 +721,15 @@ void init_barrier(u32 address, u32 arrivals) {
     Barrier& barrier = block.barriers[address];
     barrier.arrivals = barrier.pending = int(arrivals);
     barrier.component = block.components++;
+    barrier.needs_fence = needs_fence;
     barrier.initialised = moment(me());
     record_shared(address, 8, true, "an mbarrier");
     record_shared(address, 8, moment(block.serial, MBARRIER, 0));
     ++effects;
 }
 
-void make_barriers_visible() {
-    for (auto& [address, barrier] : my_block().barriers) barrier.visible = true;
+void fence_barriers() {
+    for (auto& [address, barrier] : my_block().barriers) barrier.fenced = true;
 }
 
 static Barrier& find_barrier(u32 block, u32 address) {
@@ -1057,9 +1060,17 @@ static void engine_may_act() {
                 while (has_next_product(group, warp) && acts_now(seed == 1)) execute_next_product(group, warp);
 }
 
+static std::string advice;  // about what works, but has no promise
+
 static void require_signal(u32 block, u32 barrier, const char* what) {
-    if (!find_barrier(block, barrier).visible && !forgives_init_fence)
+    const Barrier& signalled = find_barrier(block, barrier);
+    if (signalled.fenced) return;
+    if (signalled.needs_fence)
         fail("%s names an mbarrier that the copy engine cannot see yet: fence_mbarrier_init is missing", what);
+    if (advice.empty())
+        advice = mark(find_caller(__builtin_frame_address(0))) + what +
+                 " signals an mbarrier without fence.mbarrier_init after its initialisation. GPUs of today do without, "
+                 "as long as a barrier of the block or the cluster follows; CUTLASS and NVIDIA's guide have a fence";
 }
 
 static u32 store_component() {
@@ -1553,8 +1564,9 @@ static std::string find_unfinished(u32 number) {
         if (operation.block == number && !operation.read)
             return mark(operation.where) + where + "had not yet read its shared memory" +
                    (operation.committed ? "" : ": a store was not committed with bulk_commit");
-        if (operation.kind == LOAD && threads[operation.thread].block == number)
-            return mark(operation.where) + where + "was still sending its multicast to another block";
+        const bool is_sent = !operation.global && !operation.is_box && operation.data.empty();
+        if (operation.kind == LOAD && is_sent && threads[operation.thread].block == number)
+            return mark(operation.where) + where + "was still sending its tile to another block";
     }
     for (auto& group : blocks[number].warp_groups)
         if (!group.products.empty())
@@ -1764,6 +1776,13 @@ extern "C" const char* take_printed() {
     static std::string said;
     said.swap(emulator::printed);
     emulator::printed.clear();
+    return said.c_str();
+}
+// Return what should be better in the launches since the last call, although they are right.
+extern "C" const char* take_advice() {
+    static std::string said;
+    said.swap(emulator::advice);
+    emulator::advice.clear();
     return said.c_str();
 }
 #include "hooks.h"

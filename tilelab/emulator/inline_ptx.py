@@ -693,15 +693,11 @@ def block_barrier(translator: Translator, statement: Statement) -> str | None:
 
 def fence(translator: Translator, statement: Statement) -> str | None:
     if statement.has("mbarrier_init"):
-        return "emulator::make_barriers_visible();"
+        return "emulator::fence_barriers();"
     if statement.has("proxy"):
         if statement.has("tensormap::generic", "alias"):
             return None
-        return (
-            ""
-            if statement.has("global", "async::generic")
-            else "emulator::fence_views(); emulator::make_barriers_visible();"
-        )
+        return "" if statement.has("global", "async::generic") else "emulator::fence_views();"
     return (
         "emulator::fence_memory();"
         if statement.has("sc", "acq_rel", "acquire", "release", "cta", "gl", "sys")

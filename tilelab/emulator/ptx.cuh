@@ -4,8 +4,8 @@
 
 inline u32 shared_address(const void* pointer) { return emulator::address_of(pointer); }
 
-inline void mbarrier_init(u32 barrier, u32 arrivals) { emulator::init_barrier(barrier, arrivals); }
-inline void fence_mbarrier_init() { emulator::make_barriers_visible(); }
+inline void mbarrier_init(u32 barrier, u32 arrivals) { emulator::init_barrier(barrier, arrivals, true); }
+inline void fence_mbarrier_init() { emulator::fence_barriers(); }
 inline void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) { emulator::arrive(barrier, bytes); }
 inline void mbarrier_arrive(u32 barrier) { emulator::arrive(barrier, 0); }
 inline void mbarrier_wait(u32 barrier, u32 phase) { emulator::wait_for_phase(barrier, phase); }

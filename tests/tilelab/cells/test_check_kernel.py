@@ -43,7 +43,6 @@ def test_a_right_kernel_with_host_code(tmp_path, capsys):
     "change, line, said",
     [
         (('"n"(4 * TILE));', '"n"(8 * TILE));'), 7, "still lacks 0 of 1 arrivals and 1024 bytes"),
-        (('asm volatile("fence', '// asm volatile("fence'), 23, "fence_mbarrier_init is missing"),
         (("b64 [%0], 1;", "b64 [%0], 2;"), 7, "lacks 1 of 2 arrivals"),
         (
             ('"l"(x + i * TILE), "n"(4 * TILE)', '"l"(x + i * TILE), "n"(4 * TILE - 4)'),
@@ -68,8 +67,13 @@ def test_a_fault_is_named_with_its_line(change, line, said, tmp_path, capsys):
         return
     assert status == 1 and report["status"] == "wrong"
     assert report["faults"][0]["line"] == line and said in report["faults"][0]["said"]
-    if "fence" in said:
-        assert report["faults"][1]["said"] == "With this fence the kernel would be right"
+
+
+def test_a_missing_fence_after_init_is_advice(tmp_path, capsys):
+    assert (
+        run(tmp_path, RIGHT, ('asm volatile("fence', '// asm volatile("fence'), options=["--seeds", "2"]) == 0
+    )
+    assert "Advice: line 23: " in capsys.readouterr().out
 
 
 def test_a_wrong_result_is_described(tmp_path, capsys):

@@ -437,10 +437,6 @@ def test_blocks_of_a_cluster_share_a_box(seed):
             ("cluster_wait();  // the barriers of all", "// "),
             "has initialised no mbarrier at shared address 0",
         ),
-        (
-            ("        cluster_wait();  // no CTA ends", "//"),
-            "ended while the copy engine was still sending its multicast",
-        ),
         (("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1"), "names block 2 of a cluster of 2"),
         (("(1 << CLUSTER) - 1", "1 << rank"), "waits for ever for parity 0 of the mbarrier"),
     ],
@@ -547,11 +543,7 @@ def test_a_product_that_reads_too_early_or_too_late_is_named_or_wrong(step, chan
             ("        __syncthreads();  // all four warps", "//"),
             "wgmma reads shared address .*, where a load may still be landing",
         ),
-        (
-            IN_CLUSTER,
-            ("    if (CLUSTER > 1) cluster_arrive(), cluster_wait();\n}", "}"),
-            "has ended already|was still sending",
-        ),
+        (IN_CLUSTER, ("    if (CLUSTER > 1) cluster_arrive(), cluster_wait();\n}", "}"), "has ended already"),
     ],
 )
 def test_a_broken_rule_of_products_is_named(step, change, reason):

@@ -197,19 +197,28 @@ T exclusive_scan(const Group& group, T value, Operation operation = {}) {
     return group.thread_rank() ? before : T{};
 }
 
-// A copy that is made at once, as a fast GPU may do; wait() must still stand before the data are read.
+// Copies to shared memory land when the thread waits, the others at once.
 template <typename Group, typename T, typename U>
 void memcpy_async(const Group& group, T* to, const U* from, size_t bytes) {
-    for (size_t i = group.thread_rank(); i < bytes; i += group.size())
-        reinterpret_cast<u8*>(to)[i] = reinterpret_cast<const u8*>(from)[i];
-}
-template <typename Group>
-void wait(const Group& group) {
-    group.sync();
+    const size_t all = reinterpret_cast<u64>(to) | reinterpret_cast<u64>(from) | bytes;
+    const size_t unit = all % 16 == 0 ? 16 : all % 8 == 0 ? 8 : all % 4 == 0 ? 4 : 1;
+    for (size_t i = group.thread_rank() * unit; i < bytes; i += group.size() * unit) {
+        u8* const part = reinterpret_cast<u8*>(to) + i;
+        const u8* const source = reinterpret_cast<const u8*>(from) + i;
+        if (unit > 1 && emulator::is_shared(part) && emulator::is_in_tensor(source))
+            emulator::copy_async(emulator::address_of(part), source, u32(unit), u32(unit));
+        else memcpy(part, source, unit);
+    }
+    emulator::commit_copies();
 }
 template <u32 PENDING, typename Group>
 void wait_prior(const Group& group) {
+    emulator::wait_for_copies(PENDING);
     group.sync();
+}
+template <typename Group>
+void wait(const Group& group) {
+    wait_prior<0>(group);
 }
 
 }  // namespace cooperative_groups
