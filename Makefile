@@ -31,7 +31,7 @@ demo: $(READY)
 	JUPYTER_PATH="$(CURDIR)/.venv/share/jupyter" .venv/bin/python -m tilelab.course.demo notebooks/demo/panel.ipynb \
 		$(NO_BROWSER) $(DEMO_ARGS)
 
-# TIER=unit runs the quick tests only; the others are compile, fault, browser, notebook, gpu, timing and trouble.
+# TIER=unit runs the quick tests only; the others are compile, fault, browser, notebook, gpu, timing, trouble and mutants.
 test: $(READY)
 	.venv/bin/python -m tilelab.course.suite $(TIER)
 

@@ -162,6 +162,8 @@ class LaunchMemory:
 class _Watched:
     """The memory of Triton's interpreter, which looks at each address before it uses it."""
 
+    undefined = OUTSIDE  # in each byte that a mask leaves out of a load without `other`
+
     def __init__(self, interpreter, outputs: dict[str, torch.Tensor]):
         self.memory, self.builder, self.outputs = (
             interpreter._interpreter,

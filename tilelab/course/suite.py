@@ -2,7 +2,8 @@
 
 Tests that measure times on a GPU run alone, after all others. Without a GPU the others run in one process per CPU. With
 a GPU there are three processes for four CPUs, but no more than its free memory holds. TIER is unit, compile, fault,
-browser, notebook, gpu, timing or trouble; without one everything runs but `trouble`, which takes many minutes.
+browser, notebook, gpu, timing, trouble or mutants; without one everything runs but the last two, which take many
+minutes.
 
 Exit status: 0 if every test passed, 1 if one failed, 2 for bad usage.
 """
@@ -21,17 +22,19 @@ import xml.etree.ElementTree as xml
 from tilelab import ROOT, cli
 
 TIERS = ("compile", "fault", "browser", "notebook", "gpu", "timing")
-ALL_TIERS = (*TIERS, "trouble")  # the last one only where it is asked for
+ON_REQUEST = ("trouble", "mutants")
+ALL_TIERS = (*TIERS, *ON_REQUEST)
 # The largest notebooks use about 16; seven processes on an H100 held at most 64 together.
 GIB_PER_PROCESS = 11
 
 
 def select_tiers(tiers: list[str]) -> str:
-    """Return pytest's marker expression for the tiers; without any, all but `trouble`."""
+    """Return pytest's marker expression for the tiers; without any, all but those on request."""
     if unknown := set(tiers) - {"unit", *ALL_TIERS}:
         raise ValueError(f"unknown tier {min(unknown)!r}; choose one of unit, {', '.join(ALL_TIERS)}")
     named = [
-        f"not ({' or '.join(ALL_TIERS)})" if tier == "unit" else tier for tier in tiers or ["not trouble"]
+        f"not ({' or '.join(ALL_TIERS)})" if tier == "unit" else tier
+        for tier in tiers or [f"not ({' or '.join(ON_REQUEST)})"]
     ]
     return " or ".join(named)
 
@@ -116,7 +119,7 @@ def _name(case: xml.Element) -> str:
 def main(argv: list[str] | None = None) -> int:
     what = "Run the tests in the order that suits this machine."
     parser = cli.make_plain_parser("tilelab.course.suite", what)
-    known = f"unit, {', '.join(ALL_TIERS)}; default: all but trouble"
+    known = f"unit, {', '.join(ALL_TIERS)}; default: all but {' and '.join(ON_REQUEST)}"
     parser.add_argument("tiers", nargs="*", metavar="TIER", help=known)
     tiers = parser.parse_args(argv).tiers
     try:

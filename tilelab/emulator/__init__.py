@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tilelab.emulator import inline_ptx
-from tilelab.emulator.source import change_for_gcc
+from tilelab.emulator.source import change_for_gcc, find_unset_constant
 from tilelab.runtime import cuda, device
 
 FOLDER = pathlib.Path(__file__).parent
@@ -223,6 +223,14 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
     return folder, engine
 
 
+def _build_cell(text: str, flags: Sequence[str], path: pathlib.Path, has_ptx: bool) -> None:
+    """Compile the text of a cell, with its inline PTX rewritten, to the library `path`."""
+    if has_ptx:
+        text = inline_ptx.rewrite(_call_compiler(text, ["-E", *flags], "the cell").stdout)
+        flags = [*flags, "-fpreprocessed"]
+    _build(text, flags, path, "the cell")
+
+
 def _explain(log: str) -> str:
     """Return what g++ stumbled over, in a sentence with the line of the cell."""
     errors = re.findall(r"^(?:cell|<stdin>|(\S+?)):(\d+):\d+: (?:fatal )?error: (.*)", log, re.MULTILINE)
@@ -248,13 +256,19 @@ def _compile(kernel: Any) -> ctypes.CDLL:
     """Return the library of a kernel, compiled once and kept beside the engine."""
     folder, _ = _prepare_engine()
     source, name = kernel.source, kernel.name
+    if constant := find_unset_constant(source, re.sub(r"<.*|.*::", "", kernel.expression or name)):
+        raise NotEmulated(
+            f"{name} reads {constant[0]} of line {constant[1]}, __constant__ memory that the host fills: give it an "
+            "initialiser, or pass its values as a parameter."
+        )
     headers, _ = cuda.included_headers(source, "", [f"-I{cuda.INCLUDE_FOLDER}", *kernel.options])
     # These headers come before the names and the constants of the cell, which would change them.
-    includes = [each[1] for text in (source, *headers.values()) for each in cuda.INCLUDE.findall(text)]
+    for_gcc = [text for path, text in headers.items() if not path.endswith("nvcc_std.cuh")]
+    includes = [each[1] for text in (source, *for_gcc) for each in cuda.INCLUDE.findall(text)]
     real = [each for each in includes if each.startswith("cuda/std/")]  # the toolkit's own, which g++ takes
     own = [each for each in includes if (FOLDER / each).is_file() or (TOOLKIT / each).is_file()]
     if any("std::" in text for text in (source, *headers.values())):  # nvcc's files use it in kernels
-        own += ["algorithm", "tuple", "type_traits", "utility"]
+        own += ["algorithm", "array", "cmath", "limits", "tuple", "type_traits", "utility"]
     outside = [f"#include <{each}>" for each in dict.fromkeys(real + own)]
     constants = [
         f"#define {option[2:].replace('=', ' ', 1) if '=' in option else option[2:] + ' 1'}"
@@ -312,10 +326,12 @@ UNCHECKED void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
         with concurrent.futures.ThreadPoolExecutor() as pool:
             verdict = pool.submit(kernel.check)  # the GPU's compiler has the first word
             try:
-                if has_ptx:
-                    text = inline_ptx.rewrite(_call_compiler(text, ["-E", *flags], "the cell").stdout)
-                    flags.append("-fpreprocessed")
-                _build(text, flags, path, "the cell")
+                try:
+                    _build_cell(text, flags, path, has_ptx)
+                except cuda.CompileError as error:  # the cell has a function such as exp(float) of its own
+                    if "conflicts with a previous declaration" not in str(error):
+                        raise
+                    _build_cell(text.replace("BUILTINS_THAT_CELLS_OVERLOAD", ""), flags, path, has_ptx)
             except cuda.CompileError as error:
                 verdict.result()
                 raise NotEmulated(f"{name} {_explain(str(error))}; it runs on a GPU only.") from error

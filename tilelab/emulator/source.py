@@ -154,6 +154,37 @@ def _change_c_linkage(tokens: list[str]) -> list[str]:
     return tokens
 
 
+def find_unset_constant(source: str, kernel: str) -> tuple[str, int] | None:
+    """Return the name and the line of a __constant__ variable that `kernel` may read and that no initialiser sets."""
+    if "__constant__" not in source:
+        return None
+    code: list[tuple[str, int]] = []  # the tokens and their lines
+    line = 2
+    for token in split_tokens(source):
+        if not is_blank(token):
+            code.append((token, line))
+        set_line = re.match(r"\s*#\s*line\s+(\d+)", token)
+        line = (int(set_line[1]) - 1 if set_line else line) + token.count("\n")
+    tokens = [token for token, _ in code]
+    hidden = [False] * len(tokens)  # in another kernel
+    for index, token in enumerate(tokens):
+        if token == "__global__":
+            opening = next((i for i in range(index, len(tokens)) if tokens[i] in ("{", ";")), index)
+            if kernel not in tokens[index:opening] and tokens[opening] == "{":
+                end = find_closing(tokens, opening)
+                hidden[opening:end] = [True] * (end - opening)
+    for index, token in enumerate(tokens):
+        if token == "__constant__":
+            end = next((i for i in range(index, len(tokens)) if tokens[i] in (";", "=", "{", "(")), index)
+            words = tokens[index:end]
+            name = words[words.index("[") - 1 if "[" in words else -1]
+            if tokens[end] == ";" and any(
+                each == name and not hidden[i] and not index < i < end for i, each in enumerate(tokens)
+            ):
+                return name, code[index][1]
+    return None
+
+
 def change_for_gcc(source: str) -> str:
     """Return the text of a cell for g++."""
     tokens = [

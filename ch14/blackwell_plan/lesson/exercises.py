@@ -7,6 +7,7 @@ only compiled.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,6 +23,7 @@ from tilelab.measure.check import check_exercise
 from tilelab.runtime import build, device
 
 SHAPE = (256, 256, 1024)  # M, N and K of what is compiled
+FP8 = {"ab_dtype": "Float8E4M3FN", "sf_vec_size": 32}
 COUNTED = {"scales stored": "tcgen05.st", "scales copied": "tcgen05.cp"}
 
 
@@ -176,16 +178,17 @@ def check_two_accumulators(prepare: Callable, options: dict) -> None:
 
 def check_widest(widest: Callable) -> None:
     """Raise AssertionError unless `widest(ab_stages, **formats)` returns the largest tile with so many A/B stages."""
-    fp8 = {"ab_dtype": "Float8E4M3FN", "sf_vec_size": 32}
-    for count, formats, wanted in (
-        (8, {}, (256, 64)),
-        (7, {}, (256, 128)),
-        (5, {}, (256, 256)),
-        (8, fp8, (256, 128)),
-        (7, {"c_dtype": "Float32"}, (256, 64)),
-    ):
-        found = widest(count, **formats)
-        assert found == wanted, f"{found} is not the widest with {count} stages, {formats or 'fp4'}"
+    tiles = [(m, n) for m in (128, 256) for n in (64, 128, 192, 256)]
+    for formats in ({}, FP8, {"c_dtype": "Float32"}, FP8 | {"c_dtype": "Float32"}):
+        for count in range(8, 1, -1):
+            options = dict(formats, ab_stages=count, c_stages=2)
+            fitting = [
+                tile
+                for tile in tiles
+                if smem_planner.plan(smem_planner.Blackwell(tile, (2, 1), **options)).fits
+            ]
+            found, wanted = tuple(widest(count, **formats)), max(fitting, key=math.prod)
+            assert found == wanted, f"{found} is not the widest with {count} stages, {formats or 'fp4'}"
 
 
 def check_scale_columns(columns: Callable) -> None:
@@ -195,7 +198,8 @@ def check_scale_columns(columns: Callable) -> None:
         ((128, 256), {}),
         ((128, 64), {}),
         ((128, 192), {}),
-        ((128, 256), {"ab_dtype": "Float8E4M3FN", "sf_vec_size": 32}),
+        ((128, 256), FP8),
+        ((128, 256), {"tile_k": 128}),
         ((128, 128), {"sf_dtype": "Float8E4M3FN"}),
     ):
         choice = smem_planner.Blackwell(tile, (1, 1), **formats)

@@ -239,11 +239,11 @@ def check_recompilations(step: Callable, run: Callable) -> None:
     The index of the layer changes from call to call, and so does the number of rows of x.
     """
     weights = [torch.randn(16) for _ in range(12)]
-    made = []
+    made, used = [], []
 
     def backend(graph, inputs):
         made.append(graph)
-        return graph.forward
+        return lambda *given: used.append(graph) or graph.forward(*given)
 
     torch._dynamo.reset()
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # the limit of graphs is a finding here
@@ -254,6 +254,8 @@ def check_recompilations(step: Callable, run: Callable) -> None:
         assert torch.allclose(given, torch.tanh(x * weights[index])), f"call {index} is wrong"
     assert made, "the compiled step was never called"
     assert len(made) <= 2, f"it still makes {len(made)} graphs for 12 calls"
+    count = sum("tanh" in graph.code for graph in used)
+    assert count == 12, f"{count} of 12 calls run tanh in a compiled graph"
 
 
 def make_halves(case: tuple[int, int], where: str) -> tuple[torch.Tensor, ...]:
@@ -284,6 +286,14 @@ def check_halves(kernel) -> None:
     cases = {where: [*CASES[where], (2, 300), (5, 257)] for where in CASES}
     fault = lesson.check_launch(prepare, cases, make_halves, spec_halves)
     assert not fault, fault
+    x, out = make_halves((37, 64), device_here())
+    x[0, :2] = torch.tensor([100.0, -100.0])  # g whose exponential overflows
+    prepare(x, out)()
+    wanted = spec_halves(x)
+    wrong = ~((out.double() - wanted).abs() <= wanted.abs() / 255 + 1e-30)  # one rounding to bf16
+    assert not wrong.any(), (
+        f"{int(wrong.sum())} elements are off by more than one rounding: compute in float32"
+    )
 
 
 @contextlib.contextmanager
@@ -322,9 +332,11 @@ def check_operator(make_operator: Callable) -> None:
     where = device_here()
     for shape in ((37, 64), (5, 8)):
         g, u, _ = make_case(shape, where)
-        expected, gated = spec(g, u), g.clone()
-        operator(gated, u)
-        error = check.relative_error(gated, expected)
+        memory = lesson.LaunchMemory([u, g])  # a crash or a write beside g becomes a sentence
+        expected = spec(g, u)
+        fault = lesson.run_launch(memory, lambda u, g: operator(g, u)) or memory.find_damage()
+        assert not fault, fault
+        error = check.relative_error(memory.tensors[1], expected)
         assert error <= check.TOLERANCE[torch.bfloat16], (
             f"g is not silu(g) * u afterwards: the error is {error:.1e}"
         )
@@ -348,8 +360,20 @@ def check_fake(run: Callable, fake: Callable) -> None:
     operator = torch.library.custom_op(new_name(), run, mutates_args=())
     operator.register_fake(fake)
     for shape, dtype in (((5, 64), torch.bfloat16), ((1, 8), torch.float32), ((7, 40), torch.float16)):
-        x = torch.randn(*shape, device=device_here()).to(dtype)
-        real, said = operator(x), fake(x.to("meta"))
+        x, found = torch.randn(*shape, device=device_here()).to(dtype), []
+        memory = lesson.LaunchMemory([x], outputs=0)
+        fault = (
+            lesson.run_launch(memory, lambda x, found=found: found.append(operator(x)))
+            or memory.find_damage()
+        )
+        assert not fault, fault
+        real, said = found[0], fake(x.to("meta"))
+        total, size = x.double().sum(1), x.double().abs().sum(1)
+        assert bool(
+            (
+                (real.double().flatten() - total).abs() <= (1e-5 + check.TOLERANCE.get(real.dtype, 0)) * size
+            ).all()
+        ), "the sums are wrong"
         assert said.device.type == "meta", f"of a meta tensor the fake makes a result on {said.device}"
         for name in ("shape", "dtype"):
             a, b = (getattr(each, name) for each in (real, said))

@@ -223,6 +223,8 @@ def check_fit(prepare: Callable, options: dict) -> None:
     assert report.programs_per_sm == 2, f"{report.programs_per_sm} program per SM: {report.smem:,} B each"
     if parts > 1:
         assert compile_with(epilogue_subtile=parts // 2).programs_per_sm != 2, "fewer parts fit too"
+    fault = check_version(functools.partial(prepare, **options))
+    assert not fault, fault
 
 
 CHECKS = {

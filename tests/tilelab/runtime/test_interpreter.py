@@ -1,5 +1,6 @@
 """Kernels that the interpreter gets right since it is mended; compiled ones are right without."""
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -344,6 +345,43 @@ def test_numbers_conditions_and_loops_have_triton_types():
     assert torch.equal(out.cpu(), wanted)
 
 
+@triton.jit
+def integers_kernel(x, out, large, small, fraction):
+    tl.store(out, (large + small).to(tl.float64) + fraction)
+    tl.store(out + 1, (~tl.load(x)).to(tl.float64))
+
+
+def test_integers_above_31_bits_and_inverted_ones_keep_their_values():
+    x = torch.tensor([3], device=WHERE, dtype=torch.uint8)
+    out = torch.empty(2, device=WHERE, dtype=torch.float64)
+    integers_kernel[(1,)](x, out, 2**31, 5, 0.5)
+    assert out.tolist() == [2**31 + 5.5, 252]
+
+
+@triton.jit
+def pointer_kernel(addresses, out):
+    at = tl.arange(0, 256)
+    values = tl.load(tl.load(addresses).to(tl.pointer_type(tl.float8e5)) + at)
+    tl.store(out + at, values.to(tl.float32))
+
+
+def test_an_address_becomes_a_pointer_to_float8():
+    x = torch.arange(256, dtype=torch.uint8, device=WHERE).view(torch.float8_e5m2)
+    out = torch.empty(256, device=WHERE)
+    pointer_kernel[(1,)](torch.tensor([x.data_ptr()], device=WHERE), out)
+    assert torch.equal(out.nan_to_num(7), x.float().nan_to_num(7))
+
+
+@INTERPRETED
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
+def test_float8_without_negative_zero(dtype):
+    x = torch.arange(256, dtype=torch.uint8).view(dtype).repeat(32)
+    assert torch.equal(convert(x, torch.float32).nan_to_num(7), x.float().nan_to_num(7))
+    values = torch.randn(8192) * 30
+    largest = torch.finfo(dtype).max
+    assert torch.equal(convert(values, dtype).float(), values.clamp(-largest, largest).to(dtype).float())
+
+
 def test_functions_of_libdevice_and_variables_around_a_kernel():
     from triton.language.extra import libdevice
 
@@ -377,6 +415,46 @@ def test_autotune_takes_the_first_configuration_whose_static_asserts_hold():
     kernel.configs = configs[:1]
     with pytest.raises(Exception, match="static_assert failed: too small"):
         kernel[(1,)](out, 16)
+
+
+@INTERPRETED
+def test_autotune_asks_the_performance_model():
+    configs = [triton.Config({"BLOCK": block}) for block in (8, 16, 32)]
+    model = {"perf_model": lambda **named: -named["BLOCK"], "top_k": 1}
+
+    @triton.autotune(configs, key=["n"], prune_configs_by=model)
+    @triton.jit
+    def kernel(out, n, BLOCK: tl.constexpr):
+        tl.store(out, BLOCK * 1.0)
+
+    out = torch.empty(1)
+    kernel[(1,)](out, 4)
+    assert out.item() == 32
+
+
+@INTERPRETED
+def test_a_launch_that_no_gpu_takes_is_refused():
+    with pytest.raises(KeyError, match="double_twice_kernel has no parameter BLOCKS"):
+        double_twice_kernel[(1,)](torch.zeros(8), torch.zeros(8), 8, BLOCKS=8)
+    with pytest.raises(
+        triton.runtime.errors.InterpreterError, match="takes no int64 of numpy: pass value.item()"
+    ):
+        integers_kernel[(1,)](torch.zeros(1), torch.zeros(2), 1, np.int64(1), 0.5)
+    with pytest.raises(TypeError, match=r"a grid is a tuple, such as \(4,\), not 2"):
+        double_twice_kernel[2](torch.zeros(8), torch.zeros(8), 8)
+
+
+@triton.jit
+def continue_kernel(x):
+    for step in range(4):
+        if step == 1:
+            continue
+        tl.store(x + step, 1.0)
+
+
+@triton.jit
+def library_kernel(x):
+    tl.store(x, tl.extra.cuda.libdevice.tanh(tl.load(x)))
 
 
 @triton.jit
@@ -422,6 +500,8 @@ def condition_kernel(x):
             r"does not compile a chain of comparisons: write \(a <= x\) & \(x < b\)",
         ),
         (condition_kernel, torch.float32, "a condition has one element, not a block"),
+        (continue_kernel, torch.float32, "Triton does not compile continue: write the kernel without it"),
+        (library_kernel, torch.bfloat16, "libdevice has no tanh of bf16: convert the values to float32"),
     ],
 )
 def test_what_is_not_supported_is_named_in_one_sentence(kernel, dtype, reason):

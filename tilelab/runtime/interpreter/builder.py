@@ -124,6 +124,9 @@ class Builder(InterpreterBuilder):
     def get_bf16(self, value):
         return TensorHandle(formats.convert(np.array([value], np.float64), tl.bfloat16), tl.bfloat16)
 
+    def get_all_ones_value(self, kind):
+        return TensorHandle(np.full(1, -1).astype(formats.numpy_type(kind)), kind.scalar)
+
     def cast_impl(self, source, kind):
         before, after = source.dtype.scalar, kind.scalar
         if before.is_floating():
@@ -147,9 +150,12 @@ class Builder(InterpreterBuilder):
     def create_masked_load(self, pointers, mask, other, *hints, **named):
         dtype = pointers.get_element_ty()
         kind = formats.bits_type(dtype)
-        rest = (
-            np.zeros(pointers.data.shape, kind) if other is None else bits_of(TensorHandle(other.data, dtype))
-        )
+        if other is None:  # undefined on a GPU; a check of a lesson fills it with a byte that shows
+            undefined = getattr(interpreter._interpreter, "undefined", 0)
+            size = np.dtype(kind).itemsize
+            rest = np.full((*pointers.data.shape, size), undefined, np.uint8).view(kind)[..., 0]
+        else:
+            rest = bits_of(TensorHandle(other.data, dtype))
         return of_bits(interpreter._interpreter.load(pointers.data, _array(mask), rest, kind), dtype)
 
     def create_masked_store(self, pointers, value, mask, *hints, **named):
@@ -361,7 +367,8 @@ class Semantic(TritonSemantic):
 
     def cast(self, value, kind, fp_downcast_rounding=None):
         before, after = value.type.scalar, kind.scalar
-        if before.is_fp8() and after.is_int() or before.is_int() and after.is_fp8():
+        is_mixed = before.is_int() and after.is_fp8() or before.is_fp8() and after.is_int()
+        if is_mixed and not (before.is_ptr() or after.is_ptr()):
             raise TypeError(f"Triton does not convert {before} to {after}: convert to float32 between them.")
         return super().cast(value, kind, fp_downcast_rounding)
 

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle
+from triton.runtime.jit import mangle_type
 
 from tilelab.runtime.interpreter import formats, reading, reductions
 from tilelab.runtime.interpreter.builder import BUILDER, SEMANTIC, Builder
@@ -34,6 +36,22 @@ def bind(function):
     def call(*args, **options):
         options.pop("_semantic", None)
         return function(*args, **options, _semantic=SEMANTIC)
+
+    return call
+
+
+def _bind_library(name, function):
+    """Do the same for a function of libdevice, and name the types that it does not take."""
+    bound = bind(function)
+
+    def call(*args, **options):
+        try:
+            return bound(*args, **options)
+        except KeyError as error:
+            kinds = ", ".join(map(str, error.args[0]))
+            raise TypeError(
+                f"libdevice has no {name} of {kinds}: convert the values to float32 first."
+            ) from None
 
     return call
 
@@ -65,6 +83,7 @@ def _find_changes():
         for name, value in own.items():
             if hasattr(owner, name):
                 done[id(owner), name] = owner, name, value
+    done[id(tl.dtype), "to_ir"] = tl.dtype, "to_ir", lambda dtype, builder: dtype
     done[id(tl.tensor), "__index__"] = tl.tensor, "__index__", lambda number: int(number.handle.data.item())
     _changes.extend(done.values())
     for owner, name, value in _changes:
@@ -110,8 +129,10 @@ def _describe(error, function):
 
 def convert_argument(value, annotation=None):
     """Return what a kernel gets for an argument: a number becomes a tensor of the type that a GPU would get."""
-    if isinstance(value, (bool, float)):
-        dtype = tl.int1 if isinstance(value, bool) else tl.float32
+    if isinstance(value, np.generic) and not isinstance(value, float):
+        raise TypeError(f"a kernel takes no {type(value).__name__} of numpy: pass value.item().")
+    if isinstance(value, (bool, int, float)):
+        dtype = tl.str_to_ty(mangle_type(value), None)
         data = np.array([value], formats.numpy_type(dtype))
         value = tl.tensor(TensorHandle(data, dtype), dtype)
     elif isinstance(value, tuple):
@@ -143,7 +164,8 @@ def _launch(self, *given, **options):
         hook(*args, **options_here)
     values = inspect.getcallargs(self.fn, *args, **options_here)
     grid = self.grid(dict(values)) if callable(self.grid) else self.grid
-    grid = tuple(grid) if isinstance(grid, (tuple, list)) else (grid,)
+    if not isinstance(grid, (tuple, list)):
+        raise TypeError(f"a grid is a tuple, such as (4,), not {grid!r}.")
     if len(grid) > 3:
         raise ValueError(f"a grid has at most 3 dimensions, not {len(grid)}.")
     nx, ny, nz = (*map(int, grid), 1, 1)[:3] if len(grid) < 3 else map(int, grid)
@@ -174,8 +196,11 @@ def _launch(self, *given, **options):
 def _run(self, *args, grid, warmup, **options):
     if warmup:
         return
+    if unknown := options.keys() - {*self.arg_names, *CUDAOptions.__dataclass_fields__}:
+        raise KeyError(f"{self.fn.__name__} has no parameter {', '.join(sorted(unknown))}.")
     debug = bool(options.get("debug") or self.kwargs.get("debug") or triton.knobs.runtime.debug)
     plain = vars(interpreter.InterpreterOptions()) | {"debug": debug, "sanitize_overflow": debug}
+    plain["allowed_dot_input_precisions"] = CUDAOptions.allowed_dot_input_precisions
     try:
         function = self.rewrite()
     except ValueError as error:
@@ -201,9 +226,7 @@ def _take_first_configuration(self, *args, **options):
     if not is_interpreted(self.fn):
         return _tune(self, *args, **options)
     self.nargs = dict(zip(self.arg_names, args))
-    configs = self.configs
-    if self.early_config_prune:
-        configs = self.early_config_prune(configs, self.nargs, **options)
+    configs = self.prune_configs(options)
     values = {**self.nargs, **options}
     seen = tuple(str(values.get(name)) for name in self.keys) + tuple(
         str(each.dtype) for each in values.values() if isinstance(each, torch.Tensor)
@@ -251,9 +274,10 @@ def mend() -> None:
     interpreter._patch_attr = lambda owner, name, member, _, scope: scope.set_attr(owner, name, bind(member))
     for name, member in list(vars(libdevice).items()):
         if tl.core.is_builtin(member):
-            setattr(libdevice, name, bind(member))
+            bound = _bind_library(name, member)
+            setattr(libdevice, name, bound)
             if hasattr(generic, name):
-                setattr(generic, name, bind(member))
+                setattr(generic, name, bound)
     _find_changes()
     interpreter.FunctionRewriter.rewrite_ast = reading.rewrite
     GridExecutor.__call__ = _launch

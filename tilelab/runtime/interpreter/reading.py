@@ -88,9 +88,22 @@ def extreme(is_minimum, *values, **options):
     return first
 
 
+# What Python has and Triton's compiler does not read.
+REFUSED = {
+    ast.Break: "break", ast.Continue: "continue", ast.Try: "try", ast.Raise: "raise", ast.Delete: "del",
+    ast.Lambda: "lambda", ast.FunctionDef: "def in a kernel", ast.ClassDef: "class", ast.NamedExpr: ":=",
+    ast.Dict: "a dictionary", ast.Set: "a set", ast.Global: "global", ast.Import: "import", ast.Yield: "yield",
+}  # fmt: skip
+
+
 class _Reader(ast.NodeTransformer):
     def __init__(self, names):
         self.names = names  # what the function finds outside of itself
+
+    def visit(self, node):
+        if word := REFUSED.get(type(node)):
+            raise ValueError(f"Triton does not compile {word}: write the kernel without it.")
+        return super().visit(node)
 
     def _helper(self, name):
         return ast.Attribute(ast.Name(HELPERS, ast.Load()), name, ast.Load())

@@ -68,6 +68,11 @@ def test_the_solutions_pass(kernels):
         (("        use += 1", "        use = use"), "stages?, "),
         (("    row = blocks *", "    use = 0\n    row = blocks *"), "in `persistent`, "),
         (("    return use", "    return use + 1"), "in `persistent`, "),
+        (("    return use", "    return blocks"), "in `persistent`, "),
+        (("use % STAGES", "0"), "with 2 stages, "),
+        (("row -= k_desc.block_type.shape[1]", "row -= 2 * k_desc.block_type.shape[1]"), "wrong"),
+        (("mbarrier.wait(v_empty.index(stage), read_before)", ""), "another load still lands in"),
+        (("mbarrier.wait(k_empty", "mbarrier.wait(k_full"), "still being read|nothing moves"),
     ],
 )
 def test_a_wrong_producer_fails(kernels, change, said):

@@ -102,6 +102,10 @@ def test_one_accumulator_is_not_two():
             "my_store",
             ("reshape(1, 4, 32, GROUPS // 4, 4)", "reshape(1, 32, 4, GROUPS // 4, 4).trans(0, 2, 1, 3, 4)"),
         ),
+        ("load", "mended_scales", (".trans(0, 3, 2, 1, 4)", "")),
+        ("load", "mended_scales", ("row // 128, group", "0, group")),
+        ("store", "my_store", ("group // 4", "0")),
+        ("store", "my_store", (".trans(0, 3, 2, 1, 4)", "")),
         ("store", "my_store", ("row // 128", "0")),
     ],
 )
@@ -113,6 +117,22 @@ def test_a_wrong_answer_fails(check, name, change):
 def test_a_wrong_plan_fails():
     with pytest.raises(AssertionError, match="widest"):
         exercises.check_widest(lambda ab_stages, **formats: (256, 128))
+    tiles = [(m, n) for m in (128, 256) for n in (64, 128, 192, 256)]
+
+    def find_widest(stages, tiles, **formats):
+        options = dict(formats, ab_stages=stages, c_stages=2)
+        return [t for t in tiles if smem_planner.plan(smem_planner.Blackwell(t, (2, 1), **options)).fits][-1]
+
+    exercises.check_widest(lambda stages, **formats: list(find_widest(stages, tiles, **formats)))
+    for widest in (
+        lambda stages, **formats: find_widest(8, tiles, **formats),
+        lambda stages, **formats: find_widest(stages, tiles),
+        lambda stages, **formats: find_widest(stages, [t for t in tiles if t[1] != 192], **formats),
+    ):
+        with pytest.raises(AssertionError, match="widest"):
+            exercises.check_widest(widest)
+    with pytest.raises(AssertionError, match="columns"):
+        exercises.check_scale_columns(lambda n, k, group, instruction_k: 16 * (1 + -(-n // 128)))
     with pytest.raises(AssertionError, match="columns"):
         exercises.check_scale_columns(lambda n, k, group, instruction_k: 8 * (k // instruction_k))
     with pytest.raises(AssertionError, match="columns"):

@@ -4,6 +4,7 @@ import functools
 import json
 
 import pytest
+import torch
 
 from ch14.compiled.lesson import exercises
 from tilelab import ROOT
@@ -99,6 +100,21 @@ def test_a_step_that_sees_the_index_fails():
         exercises.check_recompilations(step, lambda compiled, x, weights, index: step(x, weights[index]))
     with pytest.raises(AssertionError, match="is wrong"):
         exercises.check_recompilations(step, lambda compiled, x, weights, index: compiled(x, weights[0]))
+    for idle, run in (
+        (step, lambda compiled, x, weights, index: (step if index else compiled)(x, weights[index])),
+        (lambda x: x + 1, lambda compiled, x, weights, index: (compiled(x), step(x, weights[index]))[1]),
+    ):
+        with pytest.raises(AssertionError, match="[01] of 12 calls run tanh in a compiled graph"):
+            exercises.check_recompilations(idle, run)
+
+
+def test_a_step_of_one_size_may_serve_all_calls():
+    step, _ = define(SOLUTIONS, "step", "run")
+
+    def run(compiled, x, weights, index):
+        return compiled(torch.nn.functional.pad(x, (0, 0, 0, 12 - len(x))), weights[index])[: len(x)]
+
+    exercises.check_recompilations(step, run)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +127,12 @@ def test_a_step_that_sees_the_index_fails():
             "(g * tl.sigmoid(g) * u).to(tl.bfloat16)",
         ),
         ("g * tl.sigmoid(g) * u", "g * tl.sigmoid(u) * u"),
+        ("tl.program_id(1) * BLOCK + ", ""),
+        ("left + columns", "left + BLOCK"),
+        ("mask=at < columns)\n", "mask=at <= columns)\n"),
+        # in bf16, and with an exponential that overflows
+        ("(g * tl.sigmoid(g) * u)", "((g * tl.sigmoid(g)).to(tl.bfloat16) * u)"),
+        ("tl.sigmoid(g)", "(tl.exp(g) / (1 + tl.exp(g)))"),
     ],
 )
 def test_wrong_halves_fail(change):

@@ -95,6 +95,18 @@ def test_the_solutions_pass(exercise):
         ("Exercise 1", ("+ 0x3FFFFF", "+ 0x400000")),  # six itself takes the larger scale
         ("Exercise 1", ("+ 0x3FFFFF", "+ 0x1FFFFF")),  # the rule "even"
         ("Exercise 1", ("+ 0x3FFFFF", "+ 0x7FFFFF")),
+        # one larger after the clamp, and always one larger
+        (
+            "Exercise 1",
+            (
+                "tl.maximum(((amax.to(tl.int32, bitcast=True) + 0x3FFFFF) >> 23) - 2, 0)",
+                "tl.maximum((amax.to(tl.int32, bitcast=True) >> 23) - 2, 0)"
+                " + ((amax.to(tl.int32, bitcast=True) & 0x7FFFFF) > 0x400000).to(tl.int32)",
+            ),
+        ),
+        ("Exercise 1", ("+ 0x3FFFFF) >> 23) - 2", ") >> 23) - 1")),
+        ("Exercise 2", ("tl.minimum(tl.abs(scaled), 6 * 2.0**-126)", "tl.abs(scaled)")),
+        ("Exercise 2", ("(scaled.to(tl.uint32, bitcast=True) >> 28 & 0x8)", "tl.where(scaled < 0, 8, 0)")),
         ("Exercise 2", ("(bits >> 22 & 1)", "0")),  # ties go down
         ("Exercise 2", ("0x1FFFFF", "0x200000")),
         ("Exercise 2", (">> 22\n", ">> 23\n")),
@@ -102,12 +114,18 @@ def test_the_solutions_pass(exercise):
         ("Exercise 3", ("row % 128 // 32", "row // 32")),
         ("Exercise 3", ("row % 32 * 16", "row % 16 * 32")),
         ("Exercise 3", ("row // 128", "row // 256")),
+        ("Exercise 3", ("(groups + 3) // 4", "(groups // 4 + 1)")),
+        ("Exercise 3", ("mask=inside), mask=inside)", "mask=inside))")),  # what fills a tile up is written
+        ("Exercise 4", ("(8 * k)", "(16 - 8 * k)")),
+        ("Exercise 4", (".to(tl.int32)\n", "\n")),  # in eight bits
         ("Exercise 4", ("second << 6", "second << 8")),
         ("Exercise 4", ("static_range(3)", "static_range(4)")),
         ("Exercise 4", ("first | second << 6", "second | first << 6")),
         ("Exercise 4", (", mask=inside)\n", ")\n")),
         ("Exercise 5", ("element % 2", "1 - element % 2")),
         ("Exercise 5", ("| (code >> 3) << 31", "")),
+        ("Exercise 5", ("((code & 7) << 22).to(tl.float32, bitcast=True) * 2.0**126", "(code & 7) * 0.5")),
+        ("Exercise 5", ("tl.load(scales + block,", "tl.load(scales + block // BLOCKS * BLOCKS,")),
         ("Exercise 5", ("<< 22", "<< 23")),
         ("Exercise 5", ("mask=inside[:, None])\n", "mask=None)\n")),
     ],
@@ -115,6 +133,28 @@ def test_the_solutions_pass(exercise):
 def test_a_wrong_answer_fails(exercise, change):
     with pytest.raises(AssertionError):
         exercises.CHECKS[exercise](define(SOLUTIONS, ANSWERS[exercise], change))
+
+
+@pytest.mark.parametrize(
+    "exercise, change",
+    [
+        (
+            "Exercise 1",
+            ("tl.minimum(tl.abs(scaled), 6.0)", "tl.abs(scaled)"),
+        ),  # nothing exceeds 6 under rule ceil
+        ("Exercise 3", ("((groups + 3) // 4)", "tl.cdiv(groups, 4)")),
+        ("Exercise 4", ("first | second << 6 | third << 12", "first + second * 64 + third * 4096")),
+        (
+            "Exercise 5",
+            (
+                "(tl.load(scales + block, mask=inside, other=1).to(tl.int32) << 23).to(tl.float32, bitcast=True)",
+                "tl.exp2(tl.load(scales + block, mask=inside, other=1).to(tl.float32) - 127)",
+            ),
+        ),
+    ],
+)
+def test_another_right_answer_passes(exercise, change):
+    exercises.CHECKS[exercise](define(SOLUTIONS, ANSWERS[exercise], change))
 
 
 def test_the_stubs_are_not_solved(capsys):
