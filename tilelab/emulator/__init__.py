@@ -23,6 +23,7 @@ import os
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 import threading
@@ -171,6 +172,17 @@ def _build(source: str, flags: Sequence[str], path: pathlib.Path, what: str) -> 
         built.replace(path)
 
 
+def _is_whole(path: pathlib.Path) -> bool:
+    """Return whether a library is there, as far as the section headers at its end."""
+    if not path.exists():
+        return False
+    content = path.read_bytes()
+    if len(content) < 64 or content[:4] != b"\x7fELF":
+        return False
+    (begin,), (size, count) = struct.unpack_from("Q", content, 40), struct.unpack_from("2H", content, 58)
+    return begin + size * count <= len(content)
+
+
 def _plain_cpp(header: pathlib.Path) -> str:
     """Return the parts of a header of the course that g++ understands: those without inline PTX and macros."""
     parts = re.split(r"\n\n+(?=[^\s])", header.read_text())
@@ -201,8 +213,8 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
             os.replace(file.name, folder / name)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes, one compiles the engine
-        if not (folder / "engine.so").exists():
-            _build(own["engine.cpp"], ["-O2"], folder / "engine.so", "the engine")
+        if not _is_whole(folder / "engine.so"):
+            _build(own["engine.cpp"], ["-O3"], folder / "engine.so", "the engine")
     engine = ctypes.CDLL(os.fspath(folder / "engine.so"), ctypes.RTLD_GLOBAL)
     for function in (engine.run_emulated, engine.take_printed, engine.take_advice):
         function.restype = ctypes.c_char_p
@@ -297,7 +309,7 @@ UNCHECKED void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
 }}
 """
     path = folder / f"{hashlib.sha256(repr((text, headers, kernel.options)).encode()).hexdigest()}.so"
-    if not path.exists():
+    if not _is_whole(path):
         flags = [
             "-O1",
             "-gdwarf-4",  # version 5 names the wrong file for some lines

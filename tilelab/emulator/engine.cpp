@@ -1300,15 +1300,6 @@ static u32 element_address(u64 descriptor, u32 row, u32 k) {
     return place_in_swizzle(address, swizzle) % shared_bytes;
 }
 
-static bool any_piece(const Rows& rows, const std::function<bool(u32, u32)>& is_wanted) {
-    for (u32 row = rows.first; row < rows.first + rows.count; ++row)
-        for (u32 i = 0; i < (rows.transposed ? 16 : 2); ++i)
-            if (rows.transposed ? is_wanted(element_address(rows.descriptor, row, i), 2)
-                                : is_wanted(unit_address(rows.descriptor, row, i), 16))
-                return true;
-    return false;
-}
-
 static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, bool transposed, float (&values)[32]) {
     if (transposed) {
         for (u32 k = 0; k < 16; ++k) {
@@ -1320,7 +1311,9 @@ static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, bool
     const u32 size = element_bytes(elements), count = 16 / size;
     for (u32 unit = 0; unit < 2; ++unit) {
         const u8* bytes = own_view(block, unit_address(descriptor, row, unit));
-        for (u32 i = 0; i < count; ++i) {
+        if (elements == BF16)
+            for (u32 i = 0; i < 8; ++i) values[unit * 8 + i] = bf16_value(bytes[2 * i] | bytes[2 * i + 1] << 8);
+        for (u32 i = 0; i < count && elements != BF16; ++i) {
             u32 element = 0;
             memcpy(&element, bytes + size * i, size);
             values[unit * count + i] = element_value(elements, element);
