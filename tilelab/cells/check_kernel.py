@@ -146,6 +146,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help='an instance of a template, as "gemm<128>"',
     )
     parser.add_argument("-D", action="append", default=[], dest="constants", metavar="NAME=VALUE")
+    parser.add_argument(
+        "-I", action="append", default=[], dest="folders", metavar="FOLDER", help="holds headers"
+    )
     parser.add_argument("--target", default="sm_90a", help="compile for this target (default sm_90a)")
     parser.add_argument("--seeds", type=int, default=len(emulator.SEEDS), help="how many timings are tried")
     parser.add_argument("--json", metavar="PATH", help="write one JSON object to PATH, - for standard output")
@@ -167,7 +170,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _check_file(options: argparse.Namespace) -> dict:
     """Return the report about the kernel of a file."""
     folder = options.file.absolute().parent
-    constants = [f"-D{each}" for each in options.constants] + [f"-I{folder}"]
+    constants = [f"-D{each}" for each in options.constants] + [
+        f"-I{each}" for each in (folder, *options.folders)
+    ]
     source = options.file.read_text(errors="replace")
     kernels = cuda_magic.find_kernels(source, constants, options.target, options.instances, folder)
     if not kernels:

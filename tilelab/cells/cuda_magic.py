@@ -204,9 +204,15 @@ class CudaKernel:
                 dtype = DTYPES.get(kind[:-1])
                 if kind.endswith("**") and isinstance(value, (list, tuple)):
                     value = _point_to(value)
-                if not hasattr(value, "data_ptr"):
-                    raise ValueError(f"{name} of {self.name} is a pointer; pass a tensor on the GPU.")
-                if dtype and str(value.dtype) != f"torch.{dtype}":
+                if kind == "CUtensorMap*" and getattr(value, "is_cpu", False):
+                    value = _point_to_map(value)
+                if value is None:
+                    value = ctypes.c_void_p()
+                elif not hasattr(value, "data_ptr"):
+                    raise ValueError(
+                        f"{name} of {self.name} is a pointer; pass a tensor on the GPU, or None."
+                    )
+                elif dtype and str(value.dtype) != f"torch.{dtype}":
                     raise ValueError(f"{name} of {self.name} points to {dtype}; the tensor is {value.dtype}.")
             elif kind in ("TensorMap", "CUtensorMap") and (
                 hasattr(value, "data_ptr") or type(value) in (bool, int, float)
@@ -287,6 +293,15 @@ def _point_to(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return addresses
 
 
+def _point_to_map(map_of_cpu: Any) -> torch.Tensor:
+    """Return a tensor that holds a tensor map of the emulator, which it keeps alive with its tensor."""
+    import torch
+
+    words = torch.frombuffer(map_of_cpu, dtype=torch.int64)
+    words.pointees = (map_of_cpu.tensor,)
+    return words
+
+
 def _half_bits(value: float, dtype: str) -> int:
     import torch
 
@@ -352,11 +367,14 @@ def find_kernels(
     """Return the kernels that a CUDA C++ source declares, by their names.
 
     A template is a kernel once an instance is named, as "gemm<128, 64>", or as "small=gemm<64, 64>" to give it a name
-    of its own. Of a file with host code, or of one that lies in `folder`, only the device's part is compiled.
+    of its own, or when the source launches one instance of it with <<<...>>>. Of a file with host code, or of one that
+    lies in `folder`, only the device's part is compiled.
     ValueError for an instance of no template.
     """
     target = target or default_target()
+    launched: dict[str, str] = {}
     if folder or device_part.has_host_code(source):
+        launched = device_part.find_launched_instances(source)
         source = device_part.keep_device_part(source, folder, options)
         options = (*options, "-default-device")
     found, templates = {}, {}
@@ -369,7 +387,9 @@ def find_kernels(
             each.name, source, tuple(options), each.parameters, target, expression, each.cluster
         )
         found[each.name] = kernel
-    for instance in instances:
+    named = {each.split("=")[-1].split("<")[0].strip().rpartition("::")[2] for each in instances}
+    given = [launched[each] for each in launched if each in templates and each not in named]
+    for instance in (*given, *instances):
         own_name, _, expression = re.fullmatch(
             r"\s*(?:(\w+)\s*(=))?\s*(.+?)\s*", instance, re.DOTALL
         ).groups()
@@ -385,8 +405,9 @@ def find_kernels(
         qualified = template.expression.rpartition("::")
         if qualified[0] and "::" not in expression.split("<")[0]:
             expression = f"{qualified[0]}::{expression}"
+        parameters = signatures.name_types(template, expression)
         found[name] = CudaKernel(
-            name, source, tuple(options), template.parameters, target, expression, template.cluster
+            name, source, tuple(options), parameters, target, expression, template.cluster
         )
     return found
 

@@ -40,6 +40,20 @@ class Declaration:
     line: int
 
 
+def name_types(template: Declaration, expression: str) -> tuple[tuple[str, str], ...]:
+    """Return the parameters of a template's instance, such as "gemm<half, 64>", with its types for typename T."""
+    given = split_at_commas(split_tokens(expression.partition("<")[2].rpartition(">")[0]))
+    types = {}
+    for declared, value in zip(split_at_commas(split_tokens(template.template or "")), given):
+        words = [each for each in declared if each.strip()]
+        if words[:1] in (["typename"], ["class"]) and len(words) > 1:
+            types[words[1]] = "".join(value).strip()
+    return tuple(
+        (re.sub(r"\w+", lambda word: types.get(word[0], word[0]), kind), name)
+        for kind, name in template.parameters
+    )
+
+
 def _evaluate(condition: str, macros: dict[str, tuple]) -> bool | None:
     """Return whether the condition of an #if holds; None where it says more than this reader knows."""
     text = re.sub(

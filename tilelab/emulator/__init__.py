@@ -23,6 +23,7 @@ import os
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 import threading
@@ -30,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tilelab.emulator import inline_ptx
-from tilelab.emulator.source import change_for_gcc
+from tilelab.emulator.source import change_for_gcc, find_unset_constant
 from tilelab.runtime import cuda, device
 
 FOLDER = pathlib.Path(__file__).parent
@@ -171,6 +172,17 @@ def _build(source: str, flags: Sequence[str], path: pathlib.Path, what: str) -> 
         built.replace(path)
 
 
+def _is_whole(path: pathlib.Path) -> bool:
+    """Return whether a library is there, as far as the section headers at its end."""
+    if not path.exists():
+        return False
+    content = path.read_bytes()
+    if len(content) < 64 or content[:4] != b"\x7fELF":
+        return False
+    (begin,), (size, count) = struct.unpack_from("Q", content, 40), struct.unpack_from("2H", content, 58)
+    return begin + size * count <= len(content)
+
+
 def _plain_cpp(header: pathlib.Path) -> str:
     """Return the parts of a header of the course that g++ understands: those without inline PTX and macros."""
     parts = re.split(r"\n\n+(?=[^\s])", header.read_text())
@@ -201,14 +213,22 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
             os.replace(file.name, folder / name)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes, one compiles the engine
-        if not (folder / "engine.so").exists():
-            _build(own["engine.cpp"], ["-O2"], folder / "engine.so", "the engine")
+        if not _is_whole(folder / "engine.so"):
+            _build(own["engine.cpp"], ["-O3"], folder / "engine.so", "the engine")
     engine = ctypes.CDLL(os.fspath(folder / "engine.so"), ctypes.RTLD_GLOBAL)
     for function in (engine.run_emulated, engine.take_printed, engine.take_advice):
         function.restype = ctypes.c_char_p
     engine.end_trace.restype = ctypes.POINTER(Event)
     engine.count_read_bytes.restype = ctypes.c_uint64
     return folder, engine
+
+
+def _build_cell(text: str, flags: Sequence[str], path: pathlib.Path, has_ptx: bool) -> None:
+    """Compile the text of a cell, with its inline PTX rewritten, to the library `path`."""
+    if has_ptx:
+        text = inline_ptx.rewrite(_call_compiler(text, ["-E", *flags], "the cell").stdout)
+        flags = [*flags, "-fpreprocessed"]
+    _build(text, flags, path, "the cell")
 
 
 def _explain(log: str) -> str:
@@ -219,6 +239,8 @@ def _explain(log: str) -> str:
         return "does not link for the emulator: " + log.splitlines()[-1]
     _, line, said = next((each for each in errors if not each[0]), errors[0])
     line = lines[0] if lines else line
+    if known := re.search(r"static assertion failed: (the emulator knows .*)", log):
+        said = known[1]
     if header := re.match(r"(\S+): No such file", said):
         return f"includes <{header[1]}> in line {line}, which the emulator lacks"
     name = re.search(
@@ -236,13 +258,19 @@ def _compile(kernel: Any) -> ctypes.CDLL:
     """Return the library of a kernel, compiled once and kept beside the engine."""
     folder, _ = _prepare_engine()
     source, name = kernel.source, kernel.name
+    if constant := find_unset_constant(source, re.sub(r"<.*|.*::", "", kernel.expression or name)):
+        raise NotEmulated(
+            f"{name} reads {constant[0]} of line {constant[1]}, __constant__ memory that the host fills: give it an "
+            "initialiser, or pass its values as a parameter."
+        )
     headers, _ = cuda.included_headers(source, "", [f"-I{cuda.INCLUDE_FOLDER}", *kernel.options])
     # These headers come before the names and the constants of the cell, which would change them.
-    includes = [each[1] for text in (source, *headers.values()) for each in cuda.INCLUDE.findall(text)]
+    for_gcc = [text for path, text in headers.items() if not path.endswith("nvcc_std.cuh")]
+    includes = [each[1] for text in (source, *for_gcc) for each in cuda.INCLUDE.findall(text)]
     real = [each for each in includes if each.startswith("cuda/std/")]  # the toolkit's own, which g++ takes
     own = [each for each in includes if (FOLDER / each).is_file() or (TOOLKIT / each).is_file()]
     if any("std::" in text for text in (source, *headers.values())):  # nvcc's files use it in kernels
-        own += ["algorithm", "tuple", "type_traits", "utility"]
+        own += ["algorithm", "array", "cmath", "limits", "tuple", "type_traits", "utility"]
     outside = [f"#include <{each}>" for each in dict.fromkeys(real + own)]
     constants = [
         f"#define {option[2:].replace('=', ' ', 1) if '=' in option else option[2:] + ' 1'}"
@@ -281,7 +309,7 @@ UNCHECKED void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
 }}
 """
     path = folder / f"{hashlib.sha256(repr((text, headers, kernel.options)).encode()).hexdigest()}.so"
-    if not path.exists():
+    if not _is_whole(path):
         flags = [
             "-O1",
             "-gdwarf-4",  # version 5 names the wrong file for some lines
@@ -300,10 +328,12 @@ UNCHECKED void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
         with concurrent.futures.ThreadPoolExecutor() as pool:
             verdict = pool.submit(kernel.check)  # the GPU's compiler has the first word
             try:
-                if has_ptx:
-                    text = inline_ptx.rewrite(_call_compiler(text, ["-E", *flags], "the cell").stdout)
-                    flags.append("-fpreprocessed")
-                _build(text, flags, path, "the cell")
+                try:
+                    _build_cell(text, flags, path, has_ptx)
+                except cuda.CompileError as error:  # the cell has a function such as exp(float) of its own
+                    if "conflicts with a previous declaration" not in str(error):
+                        raise
+                    _build_cell(text.replace("BUILTINS_THAT_CELLS_OVERLOAD", ""), flags, path, has_ptx)
             except cuda.CompileError as error:
                 verdict.result()
                 raise NotEmulated(f"{name} {_explain(str(error))}; it runs on a GPU only.") from error

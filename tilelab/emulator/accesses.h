@@ -482,9 +482,11 @@ static void begin_load(const Operation& operation, u64 at) {
 static void begin_read(u32 offset, u32 bytes, const char* what) {
     Block& block = my_block();
     if (!block.cells) return;
+    static u64 accepted;  // the last write that was found to be right, and for which thread
+    static u32 reader;
     for_each_slot(shared_region(me().block), offset, bytes, [&](Slot& slot, u64 where, u32) {
+        if ((slot.write == accepted && current == reader) || slot.write >> 42 != block.serial) return false;
         const u32 component = u32(slot.write >> 30) & 4095;
-        if (slot.write >> 42 != block.serial) return false;
         if (component == MBARRIER) fail("%s reads the mbarrier at shared address %llu", what, where);
         const bool is_load = component >= blockDim.x * blockDim.y * blockDim.z;
         if (!is_before(slot.write, me())) {
@@ -501,12 +503,23 @@ static void begin_read(u32 offset, u32 bytes, const char* what) {
                 "%s reads shared address %llu, which %s has written without fence_proxy_async() after it. The fence "
                 "acts only for the thread that executes it: each writer fences, and the barrier follows",
                 what, where, describe_thread(slot.write).c_str());
+        accepted = slot.write, reader = current;
         return false;
     });
 }
 
-// Whether a piece of some rows, which an address and its bytes give, is one that is wanted.
-static bool any_piece(const Rows& rows, const std::function<bool(u32, u32)>& is_wanted);
+static u32 unit_address(u64 descriptor, u32 row, u32 unit);
+static u32 element_address(u64 descriptor, u32 row, u32 k);
+// Return whether a piece of some rows, which an address and its bytes give, is one that is wanted.
+template <typename Wanted>
+static bool any_piece(const Rows& rows, Wanted is_wanted) {
+    for (u32 row = rows.first; row < rows.first + rows.count; ++row)
+        for (u32 i = 0; i < (rows.transposed ? 16 : 2); ++i)
+            if (rows.transposed ? is_wanted(element_address(rows.descriptor, row, i), 2)
+                                : is_wanted(unit_address(rows.descriptor, row, i), 16))
+                return true;
+    return false;
+}
 static void begin_read(const Rows& rows) {
     any_piece(rows, [](u32 address, u32) { return begin_read(address & ~3u, 4, "wgmma"), false; });
 }

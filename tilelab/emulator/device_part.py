@@ -34,6 +34,32 @@ def has_host_code(source: str) -> bool:
     )
 
 
+def find_launched_instances(source: str) -> dict[str, str]:
+    """Return the instances of templates that a source launches with <<<...>>>, one per template.
+
+    A template with several instances, or with arguments that only its caller knows, is left out.
+    """
+    device = keep_device_part(source)
+    found: dict[str, set[str]] = {}
+    for name, arguments in re.findall(r"\b(\w+)\s*<([^<>;{}()]+(?:<[^<>]*>)?[^<>;{}()]*)>\s*<<<", source):
+        found.setdefault(name, set()).add(f"{name}<{' '.join(arguments.split())}>")
+    known = set(re.findall(r"\w+", device)) | {
+        "bool",
+        "true",
+        "false",
+        "char",
+        "double",
+        "long",
+        "short",
+        "unsigned",
+    }
+    return {
+        name: instance
+        for name, (instance, *others) in found.items()
+        if not others and all(word in known or word[0].isdigit() for word in re.findall(r"\w+", instance))
+    }
+
+
 def _empty(tokens: Sequence[str]) -> str:
     return "\n" * "".join(tokens).count("\n")
 
@@ -49,6 +75,9 @@ def _keeps(words: list[str], is_function: bool) -> bool:
         return not re.search(r"\bstd\b|\btorch\b|\bat\b|\bcute\b|\bcutlass\b", text)
     if is_function:
         return "constexpr" in words and not OF_HOST.search(text)
+    kept = ("typedef", "using", "struct", "class", "union", "enum", "template", "static_assert", "extern")
+    if not {*kept, "const", "constexpr", "{...}"} & set(words):
+        return len(words) < 3  # a variable of the host, unless a macro without a semicolon
     return not OF_HOST.search(text) and "std" not in words[:3]
 
 
@@ -173,6 +202,6 @@ def keep_device_part(source: str, folder: pathlib.Path | None = None, options: S
     """
     folders = [pathlib.Path(option[2:]) for option in options if option.startswith("-I")]
     first = 1 if folder else 2
-    return f'#include "nvcc.cuh"\n#line {first} "cell"\n' + _Reader(folders).read(
-        source, "cell", folder, first
-    )
+    kept = _Reader(folders).read(source, "cell", folder, first)
+    header = "nvcc_std.cuh" if re.search(r"\bstd\s*::", kept) else "nvcc.cuh"
+    return f'#include "{header}"\n#line {first} "cell"\n' + kept

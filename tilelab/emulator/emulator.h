@@ -3,6 +3,7 @@
 #include <cstdint>
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS  // Bessel functions and the like, which take half of the time to compile a cell
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 

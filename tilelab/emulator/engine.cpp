@@ -128,7 +128,7 @@ struct WarpGroup {
     u32 block, first_thread;
     std::deque<std::shared_ptr<Product>> products;  // in their order, without the `removed` first ones
     u32 removed = 0, next[4] = {};  // the product that each warp executes next
-    u32 components[4] = {};  // each warp's products, as a thread of its own
+    u32 component = 0;  // of its products, as of a thread of their own
 };
 
 // The accumulators of one thread while products use them. Its own registers hold NaN meanwhile.
@@ -476,8 +476,8 @@ bool is_in_tensor(const void* pointer) {
 u32 address_of(const void* pointer) {
     const u8* byte = static_cast<const u8*>(pointer);
     if (static_bytes && byte >= static_begin && byte < static_begin + static_bytes) return u32(byte - static_begin);
-    if (byte >= dynamic_shared && byte <= dynamic_shared + (shared_bytes - dynamic_base))
-        return dynamic_base + u32(byte - dynamic_shared);
+    // Lanes may form addresses behind the memory, as long as they do not use them: each use is checked.
+    if (byte >= dynamic_shared && byte < dynamic_shared + (1 << 20)) return dynamic_base + u32(byte - dynamic_shared);
     if (static_bytes && byte == static_begin + static_bytes) return static_bytes;
     fail("takes the shared address of a pointer that does not point into shared memory");
 }
@@ -1303,15 +1303,6 @@ static u32 element_address(u64 descriptor, u32 row, u32 k) {
     return place_in_swizzle(address, swizzle) % shared_bytes;
 }
 
-static bool any_piece(const Rows& rows, const std::function<bool(u32, u32)>& is_wanted) {
-    for (u32 row = rows.first; row < rows.first + rows.count; ++row)
-        for (u32 i = 0; i < (rows.transposed ? 16 : 2); ++i)
-            if (rows.transposed ? is_wanted(element_address(rows.descriptor, row, i), 2)
-                                : is_wanted(unit_address(rows.descriptor, row, i), 16))
-                return true;
-    return false;
-}
-
 static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, bool transposed, float (&values)[32]) {
     if (transposed) {
         for (u32 k = 0; k < 16; ++k) {
@@ -1323,7 +1314,9 @@ static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, bool
     const u32 size = element_bytes(elements), count = 16 / size;
     for (u32 unit = 0; unit < 2; ++unit) {
         const u8* bytes = own_view(block, unit_address(descriptor, row, unit));
-        for (u32 i = 0; i < count; ++i) {
+        if (elements == BF16)
+            for (u32 i = 0; i < 8; ++i) values[unit * 8 + i] = bf16_value(bytes[2 * i] | bytes[2 * i + 1] << 8);
+        for (u32 i = 0; i < count && elements != BF16; ++i) {
             u32 element = 0;
             memcpy(&element, bytes + size * i, size);
             values[unit * count + i] = element_value(elements, element);
@@ -1427,9 +1420,8 @@ void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u6
     if (a_registers) std::copy(a_registers, a_registers + 4, product->a_registers[my_number() % 128]);
     const u32 warp = my_number() / 32 % 4, lane = lane_number();
     if (!thread.product_component) {
-        u32& component = group.components[warp];
-        if (!component) component = my_block().components++;
-        thread.product_component = component;
+        if (!group.component) group.component = my_block().components++;
+        thread.product_component = group.component;
     }
     ++effects;
     if (++product->issued[warp] == 32) {
@@ -1463,17 +1455,21 @@ void wait_for_products(u32 pending) {
     meet(WAIT, 0xffffffff, 0);
     Thread& thread = me();
     if (thread.product_groups <= pending) return;
-    const u32 limit = thread.product_groups - pending, warp = my_number() / 32 % 4;
-    wait_until(
-        [&thread, limit, warp] {
-            return std::all_of(thread.issued.begin(), thread.issued.end(),
-                               [=](auto& each) { return each.group >= limit || each.product->issued[warp] == 32; });
+    const u32 limit = thread.product_groups - pending;
+    wait_until(  // a wgmma group is one of the warp group, so what one warp has waited for is done for all
+        [&thread, limit] {
+            return std::all_of(thread.issued.begin(), thread.issued.end(), [=](auto& each) {
+                const auto& issued = each.product->issued;
+                return each.group >= limit ||
+                       std::all_of(std::begin(issued), std::end(issued), [](u32 lanes) { return lanes == 32; });
+            });
         },
-        [] { return "in wgmma_wait() for the other lanes of its warp to issue the same wgmma"; });
+        [] { return "in wgmma_wait() for the other threads of its warp group to issue the same wgmma"; });
     size_t done = 0;
     for (; done < thread.issued.size() && thread.issued[done].group < limit; ++done) {
         const Issued& each = thread.issued[done];
-        while (!(each.product->executed >> warp & 1)) execute_next_product(my_warp_group(), warp);
+        for (u32 warp = 0; warp < 4; ++warp)
+            while (!(each.product->executed >> warp & 1)) execute_next_product(my_warp_group(), warp);
         Accumulators& own = thread.accumulators[each.d];
         if (--own.uses) continue;
         for (size_t i = 0; i < own.values.size(); ++i) *own.registers[i] = own.values[i];

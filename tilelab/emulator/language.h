@@ -29,6 +29,7 @@
 #define __CUDA_ARCH__ EMULATED_ARCH
 #define __CUDACC_VER_MAJOR__ 13
 #define __CUDACC_VER_MINOR__ 0
+#define CUDART_VERSION 13000
 
 namespace emulator {
 

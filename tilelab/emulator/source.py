@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 TOKEN = re.compile(
     r"""//[^\n]*|/\*.*?\*/|R"(?P<mark>[^()\s\\]{0,16})\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
-    r"""|^[ \t]*\#(?:\\\n|/\*.*?\*/|[^\n])*|[A-Za-z_]\w*|\d(?:[\w.]|'\w)*|\s+|::|->|.""",
+    r"""|^[ \t]*\#(?:\\\n|/\*.*?\*/|[^\n])*|[A-Za-z_]\w*|\d(?:[\w.]|'\w)*|\s*?\n|\s+|::|->|.""",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -130,6 +130,8 @@ def _change_shared(tokens: list[str]) -> list[str]:
             end = index
             while end < len(tokens) and tokens[end] not in (";", "=", "{"):
                 end = find_closing(tokens, end) + 1 if tokens[end] in ("(", "[") else end + 1
+            while start < len(changed) and is_blank(changed[start]):
+                start += 1  # a directive keeps its end of the line
             words = [*changed[start:], *tokens[index:end]]
             code = [" " if is_blank(each) else each for each in words]
             change = _dynamic if "extern" in words else _static
@@ -152,6 +154,37 @@ def _change_c_linkage(tokens: list[str]) -> list[str]:
                 tokens[index] = "inline namespace" if tokens[following[1]] == "{" else ""
                 tokens[following[0]] = "names_of_c" if tokens[index] else ""
     return tokens
+
+
+def find_unset_constant(source: str, kernel: str) -> tuple[str, int] | None:
+    """Return the name and the line of a __constant__ variable that `kernel` may read and that no initialiser sets."""
+    if "__constant__" not in source:
+        return None
+    code: list[tuple[str, int]] = []  # the tokens and their lines
+    line = 2
+    for token in split_tokens(source):
+        if not is_blank(token):
+            code.append((token, line))
+        set_line = re.match(r"\s*#\s*line\s+(\d+)", token)
+        line = (int(set_line[1]) - 1 if set_line else line) + token.count("\n")
+    tokens = [token for token, _ in code]
+    hidden = [False] * len(tokens)  # in another kernel
+    for index, token in enumerate(tokens):
+        if token == "__global__":
+            opening = next((i for i in range(index, len(tokens)) if tokens[i] in ("{", ";")), index)
+            if kernel not in tokens[index:opening] and tokens[opening] == "{":
+                end = find_closing(tokens, opening)
+                hidden[opening:end] = [True] * (end - opening)
+    for index, token in enumerate(tokens):
+        if token == "__constant__":
+            end = next((i for i in range(index, len(tokens)) if tokens[i] in (";", "=", "{", "(")), index)
+            words = tokens[index:end]
+            name = words[words.index("[") - 1 if "[" in words else -1]
+            if tokens[end] == ";" and any(
+                each == name and not hidden[i] and not index < i < end for i, each in enumerate(tokens)
+            ):
+                return name, code[index][1]
+    return None
 
 
 def change_for_gcc(source: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import importlib.util
 import os
 import pathlib
 import re
@@ -108,6 +109,9 @@ def toolkit_folders(name: str, header: str) -> dict[str, str]:
                 "run pip install -r requirements.txt."
             )
         folders[folder] = pathlib.Path(folder, version_file).read_text()
+    # The wheels above lack <crt/mma.h>, which <mma.h> includes. Triton brings one.
+    if (triton := importlib.util.find_spec("triton")) and triton.origin:
+        folders[os.path.join(os.path.dirname(triton.origin), "backends/nvidia/include")] = version("triton")
     return folders
 
 

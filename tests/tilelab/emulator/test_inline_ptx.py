@@ -365,3 +365,123 @@ def test_the_text_of_an_asm_statement_keeps_its_lines():
     rewritten = inline_ptx.rewrite(text)
     assert "line 8: the emulator does not know the instruction `bad.one`" in rewritten
     assert rewritten.endswith('\n# 9 "cell"\n;\n}\n')
+
+
+LIBRARY = """#include <cuda/barrier>
+#include <cuda/pipeline>
+#include <cuda/ptx>
+using barrier = cuda::barrier<cuda::thread_scope_block>;
+namespace cde = cuda::device::experimental;
+namespace ptx = cuda::ptx;
+extern "C" __global__ void by_barrier(const __grid_constant__ CUtensorMap map, const CUtensorMap* pointer) {
+    __shared__ alignas(128) float tile[256];
+    #pragma nv_diag_suppress static_var_with_dynamic_init
+    __shared__ barrier full;
+    if (threadIdx.x == 0) {
+        init(&full, blockDim.x);
+        cde::fence_proxy_async_shared_cta();
+    }
+    __syncthreads();
+    for (int i = 0; i < 2; ++i) {
+        barrier::arrival_token token;
+        if (threadIdx.x == 0) {
+            cde::cp_async_bulk_tensor_2d_global_to_shared(tile, &map, 0, 8 * i, full);
+            token = cuda::device::barrier_arrive_tx(full, 1, sizeof tile);
+        } else token = full.arrive();
+        full.wait(std::move(token));
+        for (int j = threadIdx.x; j < 256; j += blockDim.x) tile[j] *= 2;
+        cde::fence_proxy_async_shared_cta();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            cde::cp_async_bulk_tensor_2d_shared_to_global(pointer, 0, 8 * i, tile);
+            cde::cp_async_bulk_commit_group();
+            cde::cp_async_bulk_wait_group_read<0>();
+        }
+        __syncthreads();
+    }
+}
+extern "C" __global__ void by_ptx(const float* x, float* out) {
+    __shared__ alignas(128) float tile[256];
+    __shared__ uint64_t full;
+    if (threadIdx.x == 0) {
+        ptx::mbarrier_init(&full, 1);
+        ptx::fence_proxy_async(ptx::space_shared);
+        ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &full, sizeof tile);
+        ptx::cp_async_bulk(ptx::space_cluster, ptx::space_global, tile, x, sizeof tile, &full);
+    }
+    __syncthreads();
+    while (!ptx::mbarrier_try_wait_parity(&full, 0)) {}
+    for (int j = threadIdx.x; j < 256; j += blockDim.x) out[j] = 2 * tile[j];
+}
+extern "C" __global__ void by_pipeline(const float* x, float* out) {
+    __shared__ alignas(16) float tile[2][256];
+    auto pipe = cuda::make_pipeline();
+    for (int i = 0; i < 2; ++i) {
+        pipe.producer_acquire();
+        const int j = 4 * threadIdx.x;
+        cuda::memcpy_async(&tile[i][j], x + 256 * i + j, cuda::aligned_size_t<16>(16), pipe);
+        pipe.producer_commit();
+    }
+    for (int i = 0; i < 2; ++i) {
+        pipe.consumer_wait();
+        __syncthreads();
+        for (int j = threadIdx.x; j < 256; j += blockDim.x) out[256 * i + j] = 2 * tile[i][j];
+        pipe.consumer_release();
+    }
+}
+int main() {}"""
+
+
+@pytest.fixture(autouse=True)
+def without_the_compiler_of_gpus(request, monkeypatch):  # which takes seconds for headers of libcu++
+    if "libcu" in request.node.name and "[by_barrier]" not in request.node.name:
+        monkeypatch.setattr(cuda_magic.CudaKernel, "check", lambda self: None)
+
+
+def run_library(name, change=("", "")):
+    kernel = cuda_magic.find_kernels(LIBRARY.replace(*change))[name]
+    x = torch.randn(16, 32)
+    out = torch.zeros_like(x)
+    maps = [cuda_magic.make_tensor_map(each, (8, 32)) for each in (x, out)]
+    for seed in emulator.SEEDS:
+        with emulator.with_seed(seed):
+            kernel[1, 64](*(maps if name == "by_barrier" else (x, out)))
+    count = 256 if name == "by_ptx" else 512
+    assert torch.equal(out.view(-1)[:count], 2 * x.view(-1)[:count])
+
+
+@pytest.mark.parametrize("name", ["by_barrier", "by_ptx", "by_pipeline"])
+def test_barriers_pipelines_and_ptx_of_libcu(name):
+    run_library(name)
+
+
+@pytest.mark.parametrize(
+    "name, change, said",
+    [
+        ("by_barrier", ("full.wait(std::move(token));", ""), "no barrier lies between|may still be landing"),
+        ("by_barrier", ("1, sizeof tile);", "1, 4);"), "1020 bytes|waits for ever"),
+        ("by_barrier", ("0, 8 * i, full", "1, 8 * i, full"), "line 20: .*within a unit of 16 bytes"),
+        (
+            "by_ptx",
+            ("while (!ptx::mbarrier_try_wait_parity(&full, 0)) {}", ""),
+            "has not waited for its mbarrier",
+        ),
+        ("by_pipeline", ("pipe.consumer_wait();", ""), "cp_async may still write|no barrier lies between"),
+    ],
+)
+def test_a_broken_rule_is_named_behind_libcu(name, change, said):
+    with pytest.raises(emulator.EmulationError, match=said):
+        run_library(name, change)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (("thread_scope_block>;", "thread_scope_device>;"), "knows cuda::barrier for the threads of a block"),
+        (("auto pipe = cuda::make_pipeline();", "cuda::pipeline_shared_state<cuda::thread_scope_block, 2> pipe;"),
+         "uses .*pipeline_shared_state"),
+    ],
+)  # fmt: skip
+def test_other_scopes_of_libcu_are_refused(change, said):
+    with pytest.raises(emulator.NotEmulated, match=said):
+        run_library("by_barrier", change)

@@ -229,3 +229,42 @@ def test_printf(capsys):
         'extern "C" __global__ void k(float* y) { if (threadIdx.x == 3) printf("lane %d: %.1f\\n", 3, y[3]); }'
     )
     assert capsys.readouterr().out == "lane 3: 0.0\n"
+
+
+def test_wmma_fragments():
+    source = """#include <mma.h>
+using namespace nvcuda;
+extern "C" __global__ void k(float* y) {
+    __shared__ alignas(32) half a[256], b[256];
+    for (int i = threadIdx.x; i < 256; i += 32) a[i] = float(i % 16 == i / 16), b[i] = float(i);
+    __syncwarp();
+    wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> fa;
+    wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::col_major> fb;
+    wmma::fragment<wmma::accumulator, 16, 16, 16, float> sums;
+    wmma::fill_fragment(sums, 1.f);
+    wmma::load_matrix_sync(fa, a, 16);
+    wmma::load_matrix_sync(fb, b, 16);
+    wmma::mma_sync(sums, fa, fb, sums);
+    for (int i = 0; i < sums.num_elements; ++i) sums.x[i] *= 2;
+    wmma::store_matrix_sync(y, sums, 16, wmma::mem_row_major);
+}"""
+    expected = 2 * torch.arange(256.0).view(16, 16).T + 2
+    torch.testing.assert_close(run(source, count=256).view(16, 16), expected)
+
+
+def test_a_file_launches_one_instance_and_fills_a_constant():
+    source = """constexpr int BLOCK = 32;
+__constant__ float filled[4];
+__device__ float exp(float x) { return x + BLOCK; }
+template <int N, typename T> __global__ void k(T* y, float* nothing) { y[threadIdx.x] = exp(T(N)) + !nothing; }
+__global__ void reads(float* y) { y[threadIdx.x] = filled[threadIdx.x % 4]; }
+StopWatch* timer;
+int main() { float* y; k<BLOCK, float><<<1, BLOCK>>>(y); }"""
+    kernels = cuda_magic.find_kernels(source)
+    y = torch.zeros(32)
+    kernels["k"][1, 32](y, None)
+    assert y.tolist() == [65.0] * 32
+    with pytest.raises(
+        emulator.NotEmulated, match="reads reads filled of line 3, __constant__ memory that the host"
+    ):
+        kernels["reads"][1, 32](y)

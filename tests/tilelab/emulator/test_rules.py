@@ -1,0 +1,246 @@
+"""Which kernels break a rule of the programming model, and which only look as if they did?
+
+All share one library: `case` chooses what the kernel does.
+"""
+
+import functools
+import threading
+
+import pytest
+import torch
+
+from tilelab import emulator
+from tilelab.cells import cuda_magic
+
+pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
+
+# name: what the kernel does, what the emulator says, and the launch where it is not one block of 64 threads
+WRONG = {
+    "sum in shared memory": (
+        "__shared__ float s; if (t == 0) s = 0; __syncthreads(); s += x[t]; __syncthreads(); out[0] = s;",
+        "a data race",
+    ),
+    "sum in global memory": ("out[0] += x[t];", "a data race"),
+    "histogram": ("__shared__ int h[8]; if (t < 8) h[t] = 0; __syncthreads(); h[t % 8]++;", "a data race"),
+    "no barrier": ("__shared__ float s[64]; s[t] = x[t]; out[t] = s[63 - t];", "no barrier lies between"),
+    "no second barrier": (
+        "__shared__ float s[64];"
+        "for (int i = 0; i < 2; ++i) { s[t] = x[t + i]; __syncthreads(); out[t] += s[63 - t]; }",
+        "a data race",
+    ),
+    "no __syncwarp": (
+        "__shared__ float s[64]; s[t] = x[t]; __syncwarp(); float v = s[t ^ 1]; s[t] = v;",
+        "no __syncwarp",
+    ),
+    "a block writes its neighbour's part": (
+        "int i = blockIdx.x * 64 + t; out[i] = x[i]; if (t == 63) out[(i + 1) % n] = -1;",
+        "nothing orders the two blocks",
+        {"grid": 3, "n": 192},
+    ),
+    "dynamic memory that is not given": (
+        "extern __shared__ float d[]; d[t] = 1;",
+        "dynamic shared memory, and the launch gives none",
+    ),
+    "too little dynamic memory": (
+        "extern __shared__ float d[]; d[t] = 1;",
+        "of which the launch gives 128",
+        {"smem": 128},
+    ),
+    "an index past a shared array": ("__shared__ float s[32]; s[t] = 1;", "out of the bounds"),
+    "one past a tensor": ("out[n] = 1;", "0 bytes past the end of the tensor `out`", {"n": 256}),
+    "one before a tensor": ("out[0] = x[n - 65];", "4 bytes before the start of the tensor `x`"),
+    "a null pointer": ("float* p = n ? nullptr : x; p[3] = 1;", "null pointer"),
+    "division": ("out[0] = 7 % (n - 64);", "divides an integer by zero"),
+    "a misaligned load": ("out[0] = reinterpret_cast<float4*>(x + 1)->x;", "misaligned"),
+    "cp.async without a wait": (
+        "__shared__ __align__(16) float s[256]; cp_async_16(shared_address(s + 4 * t), x + 4 * t);"
+        "cp_async_commit(); out[t] = s[4 * t];",
+        "cp_async_wait must come first",
+    ),
+    "cp.async without a commit": (
+        "__shared__ __align__(16) float s[256]; cp_async_16(shared_address(s + 4 * t), x + 4 * t);"
+        "cp_async_wait<0>(); out[t] = s[4 * t];",
+        "cp_async_commit",
+    ),
+    "cp.async without a barrier": (
+        "__shared__ __align__(16) float s[256]; cp_async_16(shared_address(s + 4 * t), x + 4 * t);"
+        "cp_async_commit(); cp_async_wait<0>(); out[t] = s[252 - 4 * t];",
+        "a data race",
+    ),
+    "a misaligned cp.async": (
+        "__shared__ __align__(16) float s[256]; cp_async_16(shared_address(s + 4 * t), x + t);",
+        "multiples of 16",
+    ),
+    "an mbarrier initialised twice": (
+        "__shared__ u64 b; for (int i = 0; i < 2; ++i) { if (t == 0) mbarrier_init(shared_address(&b), 64);"
+        "__syncthreads(); }",
+        "a second time",
+    ),
+    "an mbarrier overwritten": (
+        "__shared__ u64 b[2]; if (t == 0) mbarrier_init(shared_address(&b[1]), 1); __syncthreads();"
+        "if (t == 32) b[1] = 7;",
+        "mbarrier_inval must come first",
+    ),
+    "an mbarrier without a barrier": (
+        "__shared__ u64 b; if (t == 0) mbarrier_init(shared_address(&b), 64);"
+        "mbarrier_arrive(shared_address(&b));",
+        "mbarrier",
+    ),
+    "a barrier without end": ("while (true) __syncthreads();", "a loop does not end"),
+    "a flag without end": (
+        "__shared__ volatile int f; if (t == 0) f = 0; __syncthreads(); while (!f) __nanosleep(20);",
+        "polls memory that nobody changes",
+        {"block": 32},
+    ),
+    "a flag without a fence": (
+        "__shared__ volatile int f; __shared__ float v; if (t == 0) f = 0; __syncthreads();"
+        "if (t == 40) { v = 3; f = 1; } if (t < 32) { while (!f); out[t] = v; }",
+        "a data race",
+    ),
+    "the last block without a fence": (
+        "__shared__ bool last; int* c = (int*)(out + 128); out[blockIdx.x] = x[blockIdx.x];"
+        "if (t == 0) last = atomicAdd(c, 1) == int(gridDim.x) - 1; __syncthreads();"
+        "if (last && t == 0) for (int i = 0; i < gridDim.x; ++i) out[200] += out[i];",
+        "nothing orders the two blocks",
+        {"grid": 4, "block": 32},
+    ),
+    "an atomic beside a plain read": (
+        "__shared__ int s; if (t == 0) s = 0; __syncthreads(); atomicAdd(&s, 1); out[t] = s;",
+        "a data race",
+    ),
+}
+# name: what the kernel does, and out[0] afterwards
+RIGHT = {
+    "a flag": (
+        "__shared__ volatile int f; __shared__ float v; if (t == 0) f = 0; __syncthreads();"
+        "if (t == 40) { v = 3; __threadfence_block(); f = 1; }"
+        "if (t < 32) { while (!f) __nanosleep(20); __threadfence_block(); out[t] = v; }",
+        3,
+    ),
+    "all write the same value": ("out[0] = n; __shared__ int s; s = 3; __syncthreads(); out[1] = s;", 64),
+    "a reduction": (
+        "__shared__ float s[64]; s[t] = x[t]; __syncthreads();"
+        "for (int k = 32; k; k /= 2) { if (t < k) s[t] += s[t + k]; __syncthreads(); } if (t == 0) out[0] = s[0];",
+        2080,
+    ),
+    "atomics": ("atomicAdd(out, x[t]);", 4160, {"grid": 2}),
+    "the last block": (
+        "__shared__ bool last; int* c = (int*)(out + 128); out[1 + blockIdx.x * 32 + t] = x[blockIdx.x];"
+        "__threadfence(); __syncthreads(); if (t == 0) last = atomicAdd(c, 1) == int(gridDim.x) - 1;"
+        "__syncthreads(); if (last && t == 0) { __threadfence();"
+        "for (int i = 0; i < gridDim.x; ++i) out[0] += out[1 + 32 * i]; }",
+        6,
+        {"grid": 3, "block": 32},
+    ),
+    "a barrier of the grid": (
+        "volatile int* c = (volatile int*)(out + 128); out[blockIdx.x * 32 + t] = x[blockIdx.x];"
+        "__syncthreads(); if (t == 0) { __threadfence(); atomicAdd((int*)c, 1); while (*c < int(gridDim.x));"
+        "__threadfence(); } __syncthreads(); out[160 + blockIdx.x] = out[(blockIdx.x + 1) % gridDim.x * 32];",
+        1,
+        {"grid": 4, "block": 32},
+    ),
+    "blocks that wait for later ones": (
+        "volatile int* f = (volatile int*)(out + 128); if (t == 0) { int b = blockIdx.x;"
+        "while (b + 1 < gridDim.x && f[b + 1] == 0); __threadfence();"
+        "out[b] = x[b] + (b + 1 < gridDim.x ? out[b + 1] : 0); __threadfence(); f[b] = 1; }",
+        21,
+        {"grid": 6, "block": 32},
+    ),
+    "a lock": (
+        "__shared__ int lock, s; if (t == 0) lock = s = 0; __syncthreads(); if (t % 32 == 0) {"
+        "while (atomicExch(&lock, 1)); __threadfence_block(); s += 1; __threadfence_block();"
+        "atomicExch(&lock, 0); } __syncthreads(); out[0] = s;",
+        2,
+    ),
+    "two buffers of cp.async": (
+        "__shared__ __align__(16) float s[2][64]; auto load = [&](int i) {"
+        "if (t < 16) cp_async_16(shared_address(&s[i % 2][4 * t]), x + 64 * i + 4 * t); cp_async_commit(); };"
+        "load(0); float v = 0; for (int i = 0; i < 4; ++i) { if (i < 3) load(i + 1); else cp_async_commit();"
+        "cp_async_wait<1>(); __syncthreads(); v += s[i % 2][63 - t]; __syncthreads(); } out[t] = v;",
+        640,
+    ),
+    "named barriers": (
+        "__shared__ float s[128]; int g = t / 64, i = t % 64; s[g * 64 + i] = x[t];"
+        "named_barrier_sync(1 + g, 64); out[t] = s[g * 64 + 63 - i];",
+        64,
+        {"block": 128},
+    ),
+    "threads that leave": (
+        "if (t >= 40) return; __shared__ float s[64]; s[t] = 1; __syncthreads(); out[t] = s[39 - t];",
+        1,
+    ),
+    "the address behind an array": ("__shared__ float s[8]; out[0] = shared_address(s + 8) ? 1 : 0;", 1),
+    "a proxy fence after the initialisation": (
+        "__shared__ __align__(128) float s[64]; __shared__ u64 b; if (t == 0) {"
+        "mbarrier_init(shared_address(&b), 1); fence_proxy_async();"
+        "mbarrier_arrive_expect_tx(shared_address(&b), 256); bulk_load(shared_address(s), x, 256, shared_address(&b));"
+        "} __syncthreads(); mbarrier_wait(shared_address(&b), 0); out[t] = s[t];",
+        1,
+    ),
+}
+CASES = list(WRONG) + list(RIGHT)
+
+
+@functools.cache
+def find_kernel():
+    bodies = [(WRONG | RIGHT)[name][0] for name in CASES]
+    parts = [
+        f"__device__ void case_{i}(float* x, float* out, int n, int t) {{ {body} }}"
+        for i, body in enumerate(bodies)
+    ]
+    calls = " ".join(f"if (which == {i}) case_{i}(x, out, n, threadIdx.x);" for i in range(len(bodies)))
+    kernel = f'extern "C" __global__ void rules(float* x, float* out, int n, int which) {{ {calls} }}'
+    return cuda_magic.find_kernels("\n".join(['#include "tma.cuh"', *parts, kernel]))["rules"]
+
+
+def launch(name, seed=0, grid=1, block=64, n=64, smem=0, cluster=1):
+    x, out = torch.arange(256.0) + 1, torch.zeros(256)
+    with emulator.with_seed(seed):
+        find_kernel()[grid, block, smem, cluster](x, out, n, CASES.index(name))
+    return out
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_kernel_is_named(name):
+    _, said, *given = WRONG[name]
+    for seed in (0, 3):
+        with pytest.raises(emulator.EmulationError, match=said):
+            launch(name, seed, **dict(*given))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_kernel_is_not_accused(name):
+    _, first, *given = RIGHT[name]
+    for seed in emulator.SEEDS:
+        assert launch(name, seed, **dict(*given))[0] == first, seed
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"grid": -1},
+        {"grid": 0},
+        {"grid": 2**31},
+        {"grid": (1, 65536)},
+        {"block": 0},
+        {"block": -32},
+        {"block": 2048},
+        {"smem": -1},
+        {"smem": 1 << 40},
+        {"cluster": 3},
+        {"cluster": 1 << 20},
+    ],
+)
+def test_a_launch_that_does_not_exist_is_refused(given):
+    with pytest.raises((ValueError, RuntimeError), match=r"\w+ .*\d"):
+        launch("atomics", **given)
+
+
+def test_threads_may_launch_at_once():
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(launch("atomics", grid=2)[0])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [4160] * 4
