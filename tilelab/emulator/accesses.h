@@ -278,10 +278,11 @@ static u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread, u64 si
         return at >= since && (at ^ mine) >> 30 && !(at & mine & 1) && !is_before(at, thread);
     };
     if (!writes && (slot.read[0] == mine || slot.read[1] == mine)) return 0;
-    if (clashes(slot.write)) return slot.write;
+    // A plain read beside an atomic may find the old or the new value: a loop around atomicCAS begins with one.
+    if ((writes || !(slot.write & 1)) && clashes(slot.write)) return slot.write;
     if (writes) {
         for (u64 at : slot.read)
-            if (clashes(at)) return at;
+            if (!(mine & 1) && clashes(at)) return at;
         slot = {mine, {0, 0}};
     } else if (slot.read[0] < since || (slot.read[0] ^ mine) >> 30 == 0 || is_before(slot.read[0], thread)) {
         slot.read[0] = mine;

@@ -275,7 +275,7 @@ def test_bad_input_gets_one_sentence():
     refused("scales must be 20 x 2; it is 2", ("scales", scales[0]))
     refused("x must be contiguous", ("x", x.T.contiguous().T))
     refused("weight must be contiguous", ("weight", torch.cat([weight, weight], 1)[:, ::2]))
-    refused("scales must be in memory", ("scales", scales.to("meta")))
+    refused("all tensors must be on one device; scales is on meta", ("scales", scales.to("meta")))
     with pytest.raises(RuntimeError, match="tiles::decode has no backward pass: dequantise"):
         decode(x.clone().requires_grad_(), weight, scales).sum().backward()
     refused(
