@@ -3,7 +3,13 @@
 #include "nvcc.cuh"
 
 #ifndef EMULATED_ARCH
+#if __has_include(<cuda/std/algorithm>)
 #include <cuda/std/algorithm>
+#else  // older CCCL
+#include <cuda/std/__algorithm/clamp.h>
+#include <cuda/std/__algorithm/max.h>
+#include <cuda/std/__algorithm/min.h>
+#endif
 #include <cuda/std/array>
 #include <cuda/std/cmath>
 #include <cuda/std/limits>
