@@ -278,11 +278,10 @@ static u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread, u64 si
         return at >= since && (at ^ mine) >> 30 && !(at & mine & 1) && !is_before(at, thread);
     };
     if (!writes && (slot.read[0] == mine || slot.read[1] == mine)) return 0;
-    // A plain read beside an atomic may find the old or the new value: a loop around atomicCAS begins with one.
-    if ((writes || !(slot.write & 1)) && clashes(slot.write)) return slot.write;
+    if (clashes(slot.write)) return slot.write;
     if (writes) {
         for (u64 at : slot.read)
-            if (!(mine & 1) && clashes(at)) return at;
+            if (clashes(at)) return at;
         slot = {mine, {0, 0}};
     } else if (slot.read[0] < since || (slot.read[0] ^ mine) >> 30 == 0 || is_before(slot.read[0], thread)) {
         slot.read[0] = mine;
@@ -349,6 +348,10 @@ static void remember_write(u64 address, u64 bytes, u64 at) {
 static bool read_in_step(u64 address, u64 bytes, u64 other, const void* frame) {
     for (auto& each : overtaken)
         if (each.address == address && each.bytes == bytes) return true;
+    if (bytes <= 16 && (other & 1)) {  // an atomic must follow, as in a loop around atomicCAS, which begins with a read
+        overtaken.push_back({address, other, u32(bytes), {}, find_caller(frame)});
+        return true;
+    }
     if (u32(other >> 42) != my_block().serial || (u32(other >> 30) & 4095) / 32 != my_number() / 32) return false;
     const u8* before = nullptr;
     Overtaken read = {address, other, u32(bytes), {}, find_caller(frame)};
@@ -602,9 +605,24 @@ static void count_polled() {
     if (bytes && memcmp(reinterpret_cast<void*>(polled.address), polled.before, bytes)) ++effects;
 }
 
+// The thread's plain reads of what it touches by an atomic now could find any value: they are as good as atomic.
+static void excuse_reads(u64 address, u32 bytes) {
+    for (size_t i = overtaken.size(); i-- > 0;)
+        if (overtaken[i].address == address && (overtaken[i].other & 1)) overtaken.erase(overtaken.begin() + i);
+    const Region* region = locate(address, bytes, "reads");
+    if (!region || !region->cells) return;
+    const u64 mine = moment(me());
+    for_each_slot(*region, address, bytes, [=](Slot& slot, u64, u32) {
+        for (u64& at : slot.read)
+            if (at && (at ^ mine) >> 30 == 0) at |= 1;
+        return false;
+    });
+}
+
 static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const void* frame) {
     if (!is_running) return;
     count_polled();
+    if (reads && writes) excuse_reads(address, bytes);
     if (address - reinterpret_cast<u64>(coroutines[current].stack) < STACK_BYTES) return;
     if (reads) pause();
     const u64 effects_before = effects;

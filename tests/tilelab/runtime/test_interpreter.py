@@ -128,6 +128,7 @@ def bfloat16_kernel(x, y, out, sums, N: tl.constexpr):
     tl.atomic_add(sums + 3, tl.load(x))
 
 
+@INTERPRETED  # Triton 3.6 compiles no scan of bfloat16 by a function of one's own
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_16_bit_numbers_are_rounded_after_each_operation(dtype):
     x, y = (

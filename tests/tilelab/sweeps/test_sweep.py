@@ -397,7 +397,9 @@ def test_every_fault_in_one_sweep(tmp_path, journal):
             assert row["status"] == "ok" and row["ms"] > 0, row
     assert {row["key"] for row in rows.values() if row.get("resumed")} == set(before)
     again = [kernel for *_, kernel in log(space, "end")[ended:]]
-    again = again[: len(again) - sum("final_ms" in row for row in rows.values())]  # the finalists are timed again
+    again = again[
+        : len(again) - sum("final_ms" in row for row in rows.values())
+    ]  # the finalists are timed again
     assert not set(again) & {row["kernel"] for row in before.values()}, (
         "a row that was kept was measured again"
     )

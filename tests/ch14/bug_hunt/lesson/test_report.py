@@ -122,7 +122,9 @@ def test_a_hunt_of_one_s_own_kernel_is_reported_with_that_kernel(tmp_path):
     found = bug_hunt.find(Builds(hunt, INSTALLED, "sm_90a"), probes=2)
     assert found.config == {"ADD": True, "num_warps": 1}
     text = report.write_report(found)
-    assert "def scaled_loop(x, out, n):" in text and "GROUP = tl.constexpr(32)" in text and "unused" not in text
+    assert (
+        "def scaled_loop(x, out, n):" in text and "GROUP = tl.constexpr(32)" in text and "unused" not in text
+    )
     assert "Exit status 0." in text and "sums: 4" in text and "mine.py" not in text
 
 
