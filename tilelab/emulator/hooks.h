@@ -11,30 +11,32 @@ using emulator::touch_signal;
 template <u32 BYTES>
 static inline void check_aligned(const void* at, const char* verb) {
     if (reinterpret_cast<u64>(at) % BYTES)
-        fail("%s %u bytes at once at ...%03llx, which is no multiple of %u: on a GPU this is a misaligned address", verb,
-             BYTES, reinterpret_cast<u64>(at) & 0xfff, BYTES);
+        fail("%s %u bytes at once at ...%03llx, which is no multiple of %u: on a GPU this is a misaligned address",
+             verb, BYTES, reinterpret_cast<u64>(at) & 0xfff, BYTES);
 }
 
-#define ACCESSES(BYTES)                                                                                        \
-    HOOK __tsan_read##BYTES(void* at) {                                                                        \
-        check_aligned<BYTES>(at, "reads");                                                                     \
-        access(reinterpret_cast<u64>(at), BYTES, false, false, CALLER);                                        \
-    }                                                                                                          \
-    HOOK __tsan_write##BYTES(void* at) {                                                                       \
-        check_aligned<BYTES>(at, "writes");                                                                    \
-        access(reinterpret_cast<u64>(at), BYTES, true, false, CALLER);                                         \
-    }                                                                                                          \
+#define ACCESSES(BYTES)                                                                                             \
+    HOOK __tsan_read##BYTES(void* at) {                                                                             \
+        check_aligned<BYTES>(at, "reads");                                                                          \
+        access(reinterpret_cast<u64>(at), BYTES, false, false, CALLER);                                             \
+    }                                                                                                               \
+    HOOK __tsan_write##BYTES(void* at) {                                                                            \
+        check_aligned<BYTES>(at, "writes");                                                                         \
+        access(reinterpret_cast<u64>(at), BYTES, true, false, CALLER);                                              \
+    }                                                                                                               \
     HOOK __tsan_unaligned_read##BYTES(void* at) { access(reinterpret_cast<u64>(at), BYTES, false, false, CALLER); } \
     HOOK __tsan_unaligned_write##BYTES(void* at) { access(reinterpret_cast<u64>(at), BYTES, true, false, CALLER); } \
-    HOOK __tsan_volatile_read##BYTES(void* at) { touch_signal(reinterpret_cast<u64>(at), BYTES, true, false, CALLER); } \
-    HOOK __tsan_volatile_write##BYTES(void* at) {                                                              \
-        touch_signal(reinterpret_cast<u64>(at), BYTES, false, true, CALLER);                                   \
-    }                                                                                                          \
-    HOOK __tsan_unaligned_volatile_read##BYTES(void* at) {                                                     \
-        touch_signal(reinterpret_cast<u64>(at), BYTES, true, false, CALLER);                                   \
-    }                                                                                                          \
-    HOOK __tsan_unaligned_volatile_write##BYTES(void* at) {                                                    \
-        touch_signal(reinterpret_cast<u64>(at), BYTES, false, true, CALLER);                                   \
+    HOOK __tsan_volatile_read##BYTES(void* at) {                                                                    \
+        touch_signal(reinterpret_cast<u64>(at), BYTES, true, false, CALLER);                                        \
+    }                                                                                                               \
+    HOOK __tsan_volatile_write##BYTES(void* at) {                                                                   \
+        touch_signal(reinterpret_cast<u64>(at), BYTES, false, true, CALLER);                                        \
+    }                                                                                                               \
+    HOOK __tsan_unaligned_volatile_read##BYTES(void* at) {                                                          \
+        touch_signal(reinterpret_cast<u64>(at), BYTES, true, false, CALLER);                                        \
+    }                                                                                                               \
+    HOOK __tsan_unaligned_volatile_write##BYTES(void* at) {                                                         \
+        touch_signal(reinterpret_cast<u64>(at), BYTES, false, true, CALLER);                                        \
     }
 ACCESSES(1)
 ACCESSES(2)
@@ -42,8 +44,12 @@ ACCESSES(4)
 ACCESSES(8)
 ACCESSES(16)
 
-HOOK __tsan_read_range(void* at, unsigned long bytes) { access(reinterpret_cast<u64>(at), bytes, false, false, CALLER); }
-HOOK __tsan_write_range(void* at, unsigned long bytes) { access(reinterpret_cast<u64>(at), bytes, true, false, CALLER); }
+HOOK __tsan_read_range(void* at, unsigned long bytes) {
+    access(reinterpret_cast<u64>(at), bytes, false, false, CALLER);
+}
+HOOK __tsan_write_range(void* at, unsigned long bytes) {
+    access(reinterpret_cast<u64>(at), bytes, true, false, CALLER);
+}
 HOOK __tsan_init() {}
 HOOK __tsan_func_entry(void*) {}
 HOOK __tsan_func_exit() {}
@@ -51,41 +57,41 @@ HOOK __tsan_vptr_update(void*, void*) {}
 HOOK __tsan_vptr_read(void*) {}
 
 // The builtins __atomic_…, which cuda::atomic and the like may use. Orders from release on count as fences.
-#define ATOMICS(BITS, TYPE)                                                                                    \
-    extern "C" TYPE __tsan_atomic##BITS##_load(const volatile TYPE* at, int order) {                           \
-        if (order > 2) emulator::fence_memory();                                                               \
-        touch_signal(reinterpret_cast<u64>(at), BITS / 8, true, false, CALLER);                                \
-        return *at;                                                                                            \
-    }                                                                                                          \
-    HOOK __tsan_atomic##BITS##_store(volatile TYPE* at, TYPE value, int order) {                               \
-        if (order > 2) emulator::fence_memory();                                                               \
-        touch_signal(reinterpret_cast<u64>(at), BITS / 8, false, true, CALLER);                                \
-        *at = value;                                                                                           \
-    }                                                                                                          \
-    CHANGE(BITS, TYPE, exchange, value)                                                                        \
-    CHANGE(BITS, TYPE, fetch_add, old + value)                                                                 \
-    CHANGE(BITS, TYPE, fetch_sub, old - value)                                                                 \
-    CHANGE(BITS, TYPE, fetch_and, old& value)                                                                  \
-    CHANGE(BITS, TYPE, fetch_or, old | value)                                                                  \
-    CHANGE(BITS, TYPE, fetch_xor, old ^ value)                                                                 \
-    CHANGE(BITS, TYPE, fetch_nand, ~(old & value))                                                             \
-    extern "C" int __tsan_atomic##BITS##_compare_exchange_strong(volatile TYPE* at, TYPE* expected, TYPE value, int order, \
-                                                                 int) {                                        \
-        emulator::begin_atomic(const_cast<TYPE*>(at), BITS / 8, order > 2);                                    \
-        const TYPE old = *at;                                                                                  \
-        if (old == *expected) return *at = value, 1;                                                           \
-        return *expected = old, 0;                                                                             \
-    }                                                                                                          \
-    extern "C" int __tsan_atomic##BITS##_compare_exchange_weak(volatile TYPE* at, TYPE* expected, TYPE value, int order, \
-                                                               int failed) {                                   \
-        return __tsan_atomic##BITS##_compare_exchange_strong(at, expected, value, order, failed);              \
+#define ATOMICS(BITS, TYPE)                                                                                     \
+    extern "C" TYPE __tsan_atomic##BITS##_load(const volatile TYPE* at, int order) {                            \
+        if (order > 2) emulator::fence_memory();                                                                \
+        touch_signal(reinterpret_cast<u64>(at), BITS / 8, true, false, CALLER);                                 \
+        return *at;                                                                                             \
+    }                                                                                                           \
+    HOOK __tsan_atomic##BITS##_store(volatile TYPE* at, TYPE value, int order) {                                \
+        if (order > 2) emulator::fence_memory();                                                                \
+        touch_signal(reinterpret_cast<u64>(at), BITS / 8, false, true, CALLER);                                 \
+        *at = value;                                                                                            \
+    }                                                                                                           \
+    CHANGE(BITS, TYPE, exchange, value)                                                                         \
+    CHANGE(BITS, TYPE, fetch_add, old + value)                                                                  \
+    CHANGE(BITS, TYPE, fetch_sub, old - value)                                                                  \
+    CHANGE(BITS, TYPE, fetch_and, old& value)                                                                   \
+    CHANGE(BITS, TYPE, fetch_or, old | value)                                                                   \
+    CHANGE(BITS, TYPE, fetch_xor, old ^ value)                                                                  \
+    CHANGE(BITS, TYPE, fetch_nand, ~(old & value))                                                              \
+    extern "C" int __tsan_atomic##BITS##_compare_exchange_strong(volatile TYPE* at, TYPE* expected, TYPE value, \
+                                                                 int order, int) {                              \
+        emulator::begin_atomic(const_cast<TYPE*>(at), BITS / 8, order > 2);                                     \
+        const TYPE old = *at;                                                                                   \
+        if (old == *expected) return *at = value, 1;                                                            \
+        return *expected = old, 0;                                                                              \
+    }                                                                                                           \
+    extern "C" int __tsan_atomic##BITS##_compare_exchange_weak(volatile TYPE* at, TYPE* expected, TYPE value,   \
+                                                               int order, int failed) {                         \
+        return __tsan_atomic##BITS##_compare_exchange_strong(at, expected, value, order, failed);               \
     }
-#define CHANGE(BITS, TYPE, NAME, VALUE)                                                                        \
-    extern "C" TYPE __tsan_atomic##BITS##_##NAME(volatile TYPE* at, TYPE value, int order) {                   \
-        emulator::begin_atomic(const_cast<TYPE*>(at), BITS / 8, order > 2);                                    \
-        const TYPE old = *at;                                                                                  \
-        *at = VALUE;                                                                                           \
-        return old;                                                                                            \
+#define CHANGE(BITS, TYPE, NAME, VALUE)                                                      \
+    extern "C" TYPE __tsan_atomic##BITS##_##NAME(volatile TYPE* at, TYPE value, int order) { \
+        emulator::begin_atomic(const_cast<TYPE*>(at), BITS / 8, order > 2);                  \
+        const TYPE old = *at;                                                                \
+        *at = VALUE;                                                                         \
+        return old;                                                                          \
     }
 ATOMICS(8, u8)
 ATOMICS(16, unsigned short)

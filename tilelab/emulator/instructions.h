@@ -266,7 +266,9 @@ UNCHECKED inline bool elect(u64 mask, u64& leader) {
 template <typename T>
 struct Lanes {
     T values[32];
-    UNCHECKED Lanes(const char* what, const T& own) { memcpy(values, emulator::exchange(what, &own, sizeof(T)), sizeof values); }
+    UNCHECKED Lanes(const char* what, const T& own) {
+        memcpy(values, emulator::exchange(what, &own, sizeof(T)), sizeof values);
+    }
     const T& operator[](u32 lane) const { return values[lane]; }
 };
 

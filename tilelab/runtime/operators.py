@@ -59,7 +59,7 @@ def register(
     return operator
 
 
-def _map_batch(operator: Callable, info: Any, batch_dims: tuple, *arguments: Any) -> tuple:
+def _map_batch(operator: torch._ops.OpOverload, info: Any, batch_dims: tuple, *arguments: Any) -> tuple:
     """Run an operator for each element of a batch, as torch.vmap asks; return the stacked results."""
     if not info.batch_size:
         raise RuntimeError(
