@@ -112,7 +112,8 @@ class CudaKernel:
 
     def check(self) -> None:
         """Raise cuda.CompileError if the compiler of the GPU refuses the cell."""
-        _compile_ptx(self.source, self.target, self.options, self.expression)
+        options = tuple(option for option in self.options if option != emulator.COUNT_STEPS)
+        _compile_ptx(self.source, self.target, options, self.expression)
 
     def define(self, **constants: Any) -> CudaKernel:
         """Return the kernel of the same cell compiled with other -D constants."""

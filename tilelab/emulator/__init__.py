@@ -315,7 +315,7 @@ UNCHECKED void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
             "-gdwarf-4",  # version 5 names the wrong file for some lines
             "-g1",
             *CHECKS,
-            *(option for option in kernel.options if option.startswith("-I")),
+            *(option for option in kernel.options if option.startswith("-I") or option == COUNT_STEPS),
             *(f"-I{folder}" for folder in (cuda.toolkit_folders(name, real[0]) if real else ())),
             "-fdata-sections",
             "-fno-gnu-unique",

@@ -60,7 +60,7 @@ def test_tiers():
     )
     assert (
         suite.select_tiers(["unit"])
-        == "not (compile or fault or browser or notebook or gpu or timing or trouble)"
+        == "not (compile or fault or browser or notebook or gpu or timing or trouble or mutants)"
     )
     with pytest.raises(SystemExit) as ended:
         suite.main(["fast"])

@@ -204,6 +204,8 @@ def test_a_wrong_answer_fails(exercise, kernel, change):
         exercises.CHECKS[exercise](changed(kernel, change, among=SOLUTIONS))
 
 
+# A wrong multicast is a race as well, which the emulator may name before the wrong score is known.
+RACE = "may still be landing|where a load of the copy engine writes|initialises without a barrier between"
 # The four parts of the solution of exercise 5 that wrong answers change.
 FIRST = "    __syncwarp();\n    cluster_arrive();\n    cluster_wait();\n"
 REFILL = """        __syncwarp();
@@ -327,7 +329,7 @@ HAS_NO_BARRIER = (
 )
 def test_a_wrong_multicast_fails_and_says_what_is_wrong(changes, fault):
     torch.manual_seed(0)  # with other numbers, two rows could have the same score
-    with pytest.raises(AssertionError, match=rf"^CLUSTER=\d, .*{fault}.* \(in the emulator\)"):
+    with pytest.raises(AssertionError, match=rf"^CLUSTER=\d, .*({fault}|{RACE}).* \(in the emulator\)"):
         exercises.check_scores(changed("score_rows", *changes, among=SOLUTIONS))
 
 
