@@ -34,7 +34,6 @@ device.interpret_without_gpu()
 from tilelab import ROOT, emulator  # noqa: E402
 from tilelab.cells import cuda_magic, triton_cell  # noqa: E402
 
-cuda_magic.describe = lambda kernel: ""  # the check counts, not what a compiler says of registers
 _LISTS = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text(encoding="utf-8"))
 LISTED = _LISTS["equivalent"] + _LISTS.get("open", [])
 SOLVED = ": solved."
@@ -374,6 +373,7 @@ def find_reason(stem, cell, what):
 
 
 if __name__ == "__main__":
+    cuda_magic.describe = lambda kernel: ""  # the check counts, not what a compiler says of registers
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("stems", nargs="+", metavar="STEM", help="a notebook with solutions")
     parser.add_argument("--sample", type=int, help="so many mutants of each cell; default: all")

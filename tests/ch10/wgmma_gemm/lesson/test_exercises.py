@@ -95,7 +95,8 @@ def test_a_stage_is_not_released_before_its_products_have_read_it(change):
         ("state.phase);", "0);"),
         (
             "    Ring<STAGES> state;  // mended: once, for all tiles\n",
-            "    u32 use = 0;\n    struct { u32 stage, phase; __device__ void advance() { stage = 0; } } state = {0, 0};\n",
+            "    u32 use = 0;\n"
+            "    struct { u32 stage, phase; __device__ void advance() { stage = 0; } } state = {0, 0};\n",
         ),
         ("state.phase ^ 1", "state.phase"),
         ("wgmma_wait<0>();", ""),
