@@ -504,7 +504,7 @@ static void begin_read(u32 offset, u32 bytes, const char* what) {
         }
         if (!is_load && block.fenced[component] < (u32(slot.write >> 1) & 0x1fffffff))
             fail(
-                "%s reads shared address %llu, which %s has written without fence_proxy_async() after it. The fence "
+                "%s reads shared address %llu, which %s has written without fence_proxy_async() (fence.proxy.async) after it. The fence "
                 "acts only for the thread that executes it: each writer fences, and the barrier follows",
                 what, where, describe_thread(slot.write).c_str());
         accepted = slot.write, reader = current;
