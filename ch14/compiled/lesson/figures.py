@@ -36,7 +36,8 @@ def draw_pointwise(record) -> plots.Picture | str:
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.axvline(1, color=plots.GREY, lw=0.8)
     axes.set_yticks(range(len(rows)), [row["case"] for row in reversed(rows)], fontsize=7.5)
-    axes.set_xlabel("time by pointers / by descriptors; bars: ± half the interquartile range", fontsize=8)
+    said = "time by pointers / time by descriptors; bars: ± half of the interquartile distance"
+    axes.set_xlabel(said, fontsize=8)
     paid = [row["case"] for row in timed if row["ratio"] > 1 + max(0.02, row["spread"])]
     missing = [f"{row['case']} ({row['status']})" for row in rows if not row.get("ratio")]
     return figure.describe(
