@@ -29,7 +29,12 @@ static Cell* all_cells;
 static size_t cells_used;
 static std::vector<Slot> split_slots;
 static std::vector<Region> regions;  // static and dynamic shared memory of the loaded block, and tensors
-static Region recent;
+static Region recent[16];
+static Region& recent_at(u64 address) { return recent[u32(address >> 12) * 0x9e3779b1 >> 28]; }
+static struct {  // the thread that runs, and what it has found out about the order of accesses
+    u64 stack = 0, identity = 0;  // its moments without the clock
+    u64 before = 0, not_before = 0;  // a moment of another thread that lies before its accesses, and one that may not
+} running;
 static u32 last_serial, launch_number;
 static u64 first_moment;  // of this launch; older ones do not count
 static std::vector<dim3> serial_blocks;  // by serial number, from this launch's first one on
@@ -92,6 +97,7 @@ static void publish(Thread& thread, Clock& to, u32 to_serial) {
     ++thread.now;
 }
 static void acquire(Thread& thread, const Knowledge& knowledge) {
+    running.not_before = 0;
     if (knowledge != thread.acquired)
         thread.row = merge(thread.row, knowledge, blocks[thread.block].serial), thread.acquired = knowledge;
 }
@@ -214,14 +220,14 @@ static const Region* find_region(u64 address, u64 bytes) {
         verb, address);
 }
 
+static void forget_recent() { std::fill(std::begin(recent), std::end(recent), Region()); }
+
 // Return the region that holds these bytes, or null for the thread's own variables and the program's constants.
 static const Region* locate(u64 address, u64 bytes, const char* verb) {
-    if (address >= recent.begin && address + bytes <= recent.end) return &recent;
-    if (address - reinterpret_cast<u64>(coroutines[current].stack) < STACK_BYTES) return nullptr;
-    if (const Region* found = find_region(address, bytes)) {
-        recent = *found;
-        return &recent;
-    }
+    Region& known = recent_at(address);
+    if (address >= known.begin && address + bytes <= known.end) return &known;
+    if (address - running.stack < STACK_BYTES) return nullptr;
+    if (const Region* found = find_region(address, bytes)) return known = *found, &known;
     if (address - reinterpret_cast<u64>(code_begin) < u64(image_end - code_begin)) {
         if (!static_bytes || address + bytes <= reinterpret_cast<u64>(static_begin) ||
             address >= reinterpret_cast<u64>(static_begin) + static_bytes)
@@ -275,7 +281,10 @@ static std::string describe_race(u64 address, u64 other, bool writes, bool other
 // Return the moment of an access to the same bytes that nothing orders with this one, or 0. Record this one.
 static u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread, u64 since) {
     const auto clashes = [&](u64 at) {
-        return at >= since && (at ^ mine) >> 30 && !(at & mine & 1) && !is_before(at, thread);
+        if (at < since || (at ^ mine) >> 30 == 0 || at & mine & 1) return false;
+        if (!is_before(at, thread)) return true;
+        running.before = at;
+        return false;
     };
     if (!writes && (slot.read[0] == mine || slot.read[1] == mine)) return 0;
     if (clashes(slot.write)) return slot.write;
@@ -286,6 +295,7 @@ static u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread, u64 si
     } else if (slot.read[0] < since || (slot.read[0] ^ mine) >> 30 == 0 || is_before(slot.read[0], thread)) {
         slot.read[0] = mine;
     } else {
+        running.not_before = slot.read[0];
         slot.read[1] = mine;
     }
     return 0;
@@ -337,7 +347,7 @@ struct Overtaken {  // what a lane has read in step and must write
 };
 static std::vector<Overtaken> overtaken;
 
-static void remember_write(u64 address, u64 bytes, u64 at) {
+static inline void remember_write(u64 address, u64 bytes, u64 at) {
     if (bytes > 16) return;
     auto& write = last_writes[writes_count++ % 256];
     write = {address, at, u32(bytes)};
@@ -414,6 +424,49 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
         return true;
     });
     if (writes && !relaxed) remember_write(address, bytes, mine);
+}
+
+// The frequent case of `access`, without calls: no region is new, and all is in order. Return false for any other.
+static bool is_clearly_before(u64 at, const Region& region, const Block& block) {
+    if (at < region.since || (at ^ running.identity) >> 30 == 0 || at == running.before) return true;
+    const u32 component = u32(at >> 30) & 4095;
+    return at >> 42 == block.serial && block.base && is_known(block.base->known, component, u32(at >> 1) & 0x1fffffff);
+}
+template <bool WRITES>
+static bool touch_in_order(Slot& slot, u64 mine, const Region& region, const Block& block) {
+    if (!WRITES && (slot.read[0] == mine || slot.read[1] == mine)) return true;
+    if (!is_clearly_before(slot.write, region, block)) return false;
+    if (WRITES) {
+        if (!is_clearly_before(slot.read[0], region, block) || !is_clearly_before(slot.read[1], region, block))
+            return false;
+        slot = {mine, {0, 0}};
+        return true;
+    }
+    if (is_clearly_before(slot.read[0], region, block)) slot.read[0] = mine;
+    else if (slot.read[0] == running.not_before) slot.read[1] = mine;
+    else return false;
+    return true;
+}
+template <u32 BYTES, bool WRITES>
+static inline bool access_in_order(u64 address) {
+    if (address - running.stack < STACK_BYTES) return true;
+    const Region& region = recent_at(address);
+    if (address < region.begin || address + BYTES > region.end || !region.cells || unsettled.bytes) return false;
+    const Thread& thread = me();
+    const Block& block = blocks[thread.block];
+    if (region.tensor < 0 && (!thread.copies.empty() || (WRITES && block.open_reads))) return false;
+    const u64 mine = running.identity | u64(thread.now & 0x1fffffff) << 1;
+    Cell* cell = cells_at(region, address);
+    if (BYTES < 4) {
+        if (cell->launch != launch_number) return false;
+        for (u32 i = 0; i < BYTES; ++i)
+            if (!touch_in_order<WRITES>(split_slots[cell->split + address % 4 + i], mine, region, block)) return false;
+    }
+    for (u32 i = 0; i < BYTES / 4; ++i)
+        if (cell[i].launch == launch_number || !touch_in_order<WRITES>(cell[i], mine, region, block)) return false;
+    if (WRITES) ++effects, remember_write(address, BYTES, mine);
+    else if (region.tensor >= 0) read_bytes[region.tensor] += BYTES;
+    return true;
 }
 
 // ---- accesses that the engine makes or begins for the current thread: addresses are offsets in shared memory
@@ -623,7 +676,7 @@ static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const 
     if (!is_running) return;
     count_polled();
     if (reads && writes) excuse_reads(address, bytes);
-    if (address - reinterpret_cast<u64>(coroutines[current].stack) < STACK_BYTES) return;
+    if (address - running.stack < STACK_BYTES) return;
     if (reads) pause();
     const u64 effects_before = effects;
     access(address, bytes, writes, true, frame);
@@ -701,5 +754,5 @@ static void prepare_regions(const u64* ranges, const char** names, u32 count, u3
         }
         region->cells = cells ? cells + (region->begin / 4 - begin / 4) : nullptr;
     }
-    recent = {};
+    forget_recent();
 }

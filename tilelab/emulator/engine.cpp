@@ -1610,7 +1610,7 @@ static void refresh_regions() {
     Cell* const dynamic_cells = cells ? cells + dynamic_base / 4 : nullptr;
     regions[0] = {begins[0], begins[0] + static_bytes, cells, -1, since};
     regions[1] = {begins[1], begins[1] + shared_bytes - dynamic_base, dynamic_cells, -1, since};
-    recent = {};
+    forget_recent();
 }
 
 static void start_cluster(u32 slot, dim3 index) {
@@ -1664,6 +1664,7 @@ static Progress run_warp(const Block& block, u32 first, u32 count) {
         current = block.first_thread + first + (begin + step) % count;
         if (me().finished || (me().ready && !me().ready())) continue;
         load_block(me().block);
+        running = {reinterpret_cast<u64>(coroutines[current].stack), moment(me(), 0) >> 30 << 30};
         me().ready = nullptr;
         me().yielded = false;
         threadIdx = me().index;
@@ -1846,6 +1847,7 @@ extern "C" const char* run_emulated(void (*kernel)(void**), const u8* code_begin
         run_grid(most_resident);
     }
     is_running = false;
+    forget_recent();
     said = failure;
     return said.c_str();
 }

@@ -2,6 +2,7 @@
 // (-fsanitize=alignment,bounds,integer-divide-by-zero). engine.cpp includes this file.
 
 using emulator::access;
+using emulator::access_in_order;
 using emulator::fail;
 using emulator::touch_signal;
 
@@ -18,11 +19,13 @@ static inline void check_aligned(const void* at, const char* verb) {
 #define ACCESSES(BYTES)                                                                                             \
     HOOK __tsan_read##BYTES(void* at) {                                                                             \
         check_aligned<BYTES>(at, "reads");                                                                          \
-        access(reinterpret_cast<u64>(at), BYTES, false, false, CALLER);                                             \
+        if (!access_in_order<BYTES, false>(reinterpret_cast<u64>(at)))                                              \
+            access(reinterpret_cast<u64>(at), BYTES, false, false, CALLER);                                         \
     }                                                                                                               \
     HOOK __tsan_write##BYTES(void* at) {                                                                            \
         check_aligned<BYTES>(at, "writes");                                                                         \
-        access(reinterpret_cast<u64>(at), BYTES, true, false, CALLER);                                              \
+        if (!access_in_order<BYTES, true>(reinterpret_cast<u64>(at)))                                               \
+            access(reinterpret_cast<u64>(at), BYTES, true, false, CALLER);                                          \
     }                                                                                                               \
     HOOK __tsan_unaligned_read##BYTES(void* at) { access(reinterpret_cast<u64>(at), BYTES, false, false, CALLER); } \
     HOOK __tsan_unaligned_write##BYTES(void* at) { access(reinterpret_cast<u64>(at), BYTES, true, false, CALLER); } \
