@@ -31,9 +31,9 @@ static std::vector<Slot> split_slots;
 static std::vector<Region> regions;  // static and dynamic shared memory of the loaded block, and tensors
 static Region recent[16];
 static Region& recent_at(u64 address) { return recent[u32(address >> 12) * 0x9e3779b1 >> 28]; }
-static struct {  // the thread that runs, and what it has found out about the order of accesses
+static struct {  // the thread that runs
     u64 stack = 0, identity = 0;  // its moments without the clock
-    u64 before = 0, not_before = 0;  // a moment of another thread that lies before its accesses, and one that may not
+    u64 before = 0;  // a moment of another thread that lies before its accesses
 } running;
 static u32 last_serial, launch_number;
 static u64 first_moment;  // of this launch; older ones do not count
@@ -97,7 +97,6 @@ static void publish(Thread& thread, Clock& to, u32 to_serial) {
     ++thread.now;
 }
 static void acquire(Thread& thread, const Knowledge& knowledge) {
-    running.not_before = 0;
     if (knowledge != thread.acquired)
         thread.row = merge(thread.row, knowledge, blocks[thread.block].serial), thread.acquired = knowledge;
 }
@@ -279,9 +278,9 @@ static std::string describe_race(u64 address, u64 other, bool writes, bool other
 }
 
 // Return the moment of an access to the same bytes that nothing orders with this one, or 0. Record this one.
-static u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread, u64 since) {
+static inline u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread, u64 since) {
     const auto clashes = [&](u64 at) {
-        if (at < since || (at ^ mine) >> 30 == 0 || at & mine & 1) return false;
+        if (at < since || (at ^ mine) >> 30 == 0 || at == running.before || at & mine & 1) return false;
         if (!is_before(at, thread)) return true;
         running.before = at;
         return false;
@@ -295,7 +294,6 @@ static u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread, u64 si
     } else if (slot.read[0] < since || (slot.read[0] ^ mine) >> 30 == 0 || is_before(slot.read[0], thread)) {
         slot.read[0] = mine;
     } else {
-        running.not_before = slot.read[0];
         slot.read[1] = mine;
     }
     return 0;
@@ -426,44 +424,23 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
     if (writes && !relaxed) remember_write(address, bytes, mine);
 }
 
-// The frequent case of `access`, without calls: no region is new, and all is in order. Return false for any other.
-static bool is_clearly_before(u64 at, const Region& region, const Block& block) {
-    if (at < region.since || (at ^ running.identity) >> 30 == 0 || at == running.before) return true;
-    const u32 component = u32(at >> 30) & 4095;
-    return at >> 42 == block.serial && block.base && is_known(block.base->known, component, u32(at >> 1) & 0x1fffffff);
-}
-template <bool WRITES>
-static bool touch_in_order(Slot& slot, u64 mine, const Region& region, const Block& block) {
-    if (!WRITES && (slot.read[0] == mine || slot.read[1] == mine)) return true;
-    if (!is_clearly_before(slot.write, region, block)) return false;
-    if (WRITES) {
-        if (!is_clearly_before(slot.read[0], region, block) || !is_clearly_before(slot.read[1], region, block))
-            return false;
-        slot = {mine, {0, 0}};
-        return true;
-    }
-    if (is_clearly_before(slot.read[0], region, block)) slot.read[0] = mine;
-    else if (slot.read[0] == running.not_before) slot.read[1] = mine;
-    else return false;
-    return true;
-}
+// The frequent case of `access`, without calls: the region is no new one, and nothing races. Return false for any other.
 template <u32 BYTES, bool WRITES>
 static inline bool access_in_order(u64 address) {
     if (address - running.stack < STACK_BYTES) return true;
     const Region& region = recent_at(address);
     if (address < region.begin || address + BYTES > region.end || !region.cells || unsettled.bytes) return false;
     const Thread& thread = me();
-    const Block& block = blocks[thread.block];
-    if (region.tensor < 0 && (!thread.copies.empty() || (WRITES && block.open_reads))) return false;
+    if (region.tensor < 0 && (!thread.copies.empty() || (WRITES && my_block().open_reads))) return false;
     const u64 mine = running.identity | u64(thread.now & 0x1fffffff) << 1;
     Cell* cell = cells_at(region, address);
     if (BYTES < 4) {
         if (cell->launch != launch_number) return false;
         for (u32 i = 0; i < BYTES; ++i)
-            if (!touch_in_order<WRITES>(split_slots[cell->split + address % 4 + i], mine, region, block)) return false;
+            if (touch(split_slots[cell->split + address % 4 + i], mine, WRITES, thread, region.since)) return false;
     }
     for (u32 i = 0; i < BYTES / 4; ++i)
-        if (cell[i].launch == launch_number || !touch_in_order<WRITES>(cell[i], mine, region, block)) return false;
+        if (cell[i].launch == launch_number || touch(cell[i], mine, WRITES, thread, region.since)) return false;
     if (WRITES) ++effects, remember_write(address, BYTES, mine);
     else if (region.tensor >= 0) read_bytes[region.tensor] += BYTES;
     return true;
@@ -497,9 +474,6 @@ static void record_shared(u32 offset, u32 bytes, bool writes, const char* what) 
         return false;
     });
 }
-
-// Call use(offset in shared memory) for each 16 bytes of an operation's tile.
-static void for_each_tile_unit(const Operation& operation, const std::function<void(u32)>& use);
 
 static const char* const UNORDERED = "no barrier lies between";
 

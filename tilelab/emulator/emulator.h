@@ -34,6 +34,9 @@ inline u32 __float_as_uint(float value) {
 extern const dim3 threadIdx, blockIdx, blockDim, gridDim;
 #endif
 
+// The code of a function with this attribute may touch the engine's own memory.
+#define UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
+
 namespace emulator {
 
 extern u8 dynamic_shared[];
@@ -100,7 +103,7 @@ struct ProductKind {
 };
 void fence_products();
 void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate);
-inline void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate) {
+UNCHECKED inline void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate) {
     u32* registers[128];
     for (u32 i = 0; i < width / 2; ++i) registers[i] = reinterpret_cast<u32*>(d + i);
     multiply({width, elements, elements}, registers, nullptr, a, b, accumulate);
@@ -114,8 +117,5 @@ u32 f16_bits(float value);
 float f16_value(u32 bits);
 float element_value(Elements elements, u32 bits);
 u32 float8_bits(Elements elements, float value);  // E4M3 or E5M2, rounded to the nearest even; the largest for more
-
-// The code of a function with this attribute may touch the engine's own memory.
-#define UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
 
 }  // namespace emulator
