@@ -4,8 +4,9 @@
     ladder.step(first_copy, prepare_first)     # below the cell that holds first_copy
 
 Each step checks the version, times it together with the peer, and shows a table of all versions so far. Only × the peer
-ranks them: the chip warms, so that milliseconds of different rows do not compare. Without a GPU a CUDA version is checked in the emulator and a Triton version in the interpreter, and recorded
-figures are shown. Of a Triton or Gluon version, `step` also prints what the compiler makes of it, GPU or not.
+ranks them: the chip warms, so that milliseconds of different rows do not compare. Without a GPU a CUDA version is
+checked in the emulator and a Triton version in the interpreter, and recorded figures are shown. Of a Triton or Gluon
+version, `step` also prints what the compiler makes of it, GPU or not.
 """
 
 from __future__ import annotations
@@ -298,8 +299,9 @@ class Ladder:
     ) -> results.Table:
         """Check and time a version, and return the table of all versions so far.
 
-        The gain is over the version that this one was changed from, or over the fastest one before. Of a Triton or Gluon function it first prints what the compiler makes of the launch. With `changed_from`, a
-        function of a cell above, it also prints which lines changed, with `ptx` and `sass` the matching instructions.
+        The gain is over the version that this one was changed from, or over the fastest one before. Of a Triton or
+        Gluon function it first prints what the compiler makes of the launch. With `changed_from`, a function of a cell
+        above, it also prints which lines changed, with `ptx` and `sass` the matching instructions.
         """
         name, code = name or getattr(kernel, "name", "") or kernel.__name__, code_hash(kernel, prepare)
         problem = ""
