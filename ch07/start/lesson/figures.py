@@ -89,8 +89,8 @@ def draw_machine(machine: Machine) -> plots.Picture:
         f"{machine.copy_tbps:.2f} TB/s. Below, one of {machine.sms} SMs. Threads request a tile from TMA, the copy "
         f"engine, which brings it from L2 to shared memory ({machine.smem_kib:.0f} KiB). There the tensor core reads "
         f"it ({machine.tflops:.0f} TFLOP/s for all SMs). Plain loads go from L2 to registers. Sums go to registers on "
-        "Hopper and to tensor memory on Blackwell. Results take two ways back to L2: plain stores from the registers, or "
-        "through shared memory, from where TMA stores them."
+        "Hopper and to tensor memory on Blackwell. Results take two ways back to L2: plain stores from the registers, "
+        "or through shared memory, from where TMA stores them."
     )
 
 
