@@ -11,19 +11,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ch10.tile_pipeline.lesson import figures
-from ch10.tile_pipeline.lesson.banks import count_wavefronts
 from ch10.tile_pipeline.lesson.experiments import CENTRE, EDGE, LARGE
 from tilelab.cells import lesson
 from tilelab.cells.cuda_magic import make_tensor_map
-from tilelab.measure import bench
 from tilelab.measure.check import check_exercise
-from tilelab.records import results
-from tilelab.runtime import tensor_map
 
 # Rows and columns: less than a tile, ragged in both directions, many tiles. The last is for a GPU only.
 SHAPES = (4, 8), (68, 36), (100, 1000), (1028, 2052)
 HALO_TILE = 32, 128  # rows and columns that a block of a stencil computes
-CLOCK_GHZ = 1.98  # the highest clock of an H200, as nvidia-smi reports it
 
 lesson.register("ch10_tile_copies", "ch10_tile_pipeline", "tile_copy", "tile_ring")
 lesson.register("ch10_tile_ring_stages", "ch10_tile_pipeline", "tile_ring", sweep=True)
@@ -188,34 +183,6 @@ def show_stages(ladder: lesson.Ladder, kernel, launch: Callable):
             f"One block per SM: two stages reach {rows[2]['ratio']:.2f} of torch's copy, "
             f"eight {rows[8]['ratio']:.2f}"
         ),
-    )
-
-
-def wavefront_table() -> results.Table:
-    """Return the wavefronts that each transpose of the notebook needs per 128 bytes, beside the clocks it has."""
-    roofs = bench.measured_roofs()
-    clocks = CLOCK_GHZ * roofs.device["sms"] * 128 / (roofs.rows[0]["gbps"] / 2)
-    rows = []
-    for name, swizzle, pitch in (
-        ("padded_transpose", "none", 132),
-        ("tile_transpose", "none", 128),
-        ("swizzled_transpose", "128B", 128),
-    ):
-        read = count_wavefronts([tensor_map.swizzle_offset(row * pitch, swizzle) for row in range(32)], 4)
-        engine = 0 if name == "padded_transpose" else 2
-        rows.append(
-            {
-                "version": name,
-                "read a column": read,
-                "write a row": 1,
-                "engine: load, store": engine,
-                "wavefronts per 128 bytes": read + 1 + engine,
-            }
-        )
-    return results.table(
-        rows,
-        f"torch's copy ({roofs.rows[0]['gbps']:.0f} GB/s, {roofs.label()}) leaves each SM "
-        f"{clocks:.1f} clocks per 128 bytes at {CLOCK_GHZ} GHz, the highest clock of an H200",
     )
 
 

@@ -181,7 +181,3 @@ def test_what_is_not_written_is_not_solved(capsys):
     assert "Exercise 2: not yet right" in said and "bytes that were not announced" in said
     for number in (3, 4, 5):
         assert f"Exercise {number}: not solved yet." in said
-
-
-def test_wavefronts_of_the_transposes():
-    assert list(exercises.wavefront_table().frame["read a column"]) == ["1", "32", "4"]
