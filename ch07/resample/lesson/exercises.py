@@ -282,12 +282,20 @@ def check_test(is_wrong: Callable) -> None:
     assert not missed, f"not caught: {', '.join(missed)}"
 
 
+def check_whole(kernel) -> None:
+    """Raise AssertionError unless a resampling kernel is right and keeps the source times in shared memory."""
+    lesson.require_written(kernel)
+    check_mended(kernel)
+    assert kernel.resources()["smem_static"] >= 4 * TIMES, "the source times are not in shared memory"
+
+
 CHECKS = {
     "Exercise 1": check_places,
     "Exercise 2": check_mended,
     "Exercise 3": check_search,
     "Exercise 4": check_blend,
     "Exercise 5": check_test,
+    "Exercise 6": check_whole,
 }
 
 

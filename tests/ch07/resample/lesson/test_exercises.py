@@ -73,6 +73,22 @@ def test_the_solutions_pass():
     check_search()
     exercises.check_search(answer("my_search")["my_search"])
     exercises.check_blend(answer("my_blend")["my_blend"])
+    exercises.check_whole(answer("my_resample")["my_resample"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("    }\n    __syncthreads();\n", "    }\n"),
+        ("min(CHUNK, targets - within)", "CHUNK"),
+        ("times[middle] <= target", "times[middle] < target"),
+        ("target >= end ? 1 : ", ""),
+        ("batch * targets + within", "blockIdx.x * CHUNK"),
+    ],
+)
+def test_a_wrong_whole_kernel_fails(change):
+    with pytest.raises(AssertionError):
+        exercises.check_whole(answer("my_resample", change)["my_resample"])
 
 
 @pytest.mark.parametrize(
@@ -239,9 +255,10 @@ def test_the_stubs_are_not_solved(capsys):
     exercises.check("Exercise 2", KERNELS["broken_search"])
     exercises.check("Exercise 3", KERNELS["my_search"])
     exercises.check("Exercise 4", KERNELS["my_blend"])
+    exercises.check("Exercise 6", KERNELS["my_resample"])
     said = capsys.readouterr().out
     assert (
         "Exercise 1: not yet right (one step takes 32 wavefronts)" in said
         and "Exercise 2: not yet right" in said
     )
-    assert "Exercise 3: not solved yet." in said and "Exercise 4: not solved yet." in said
+    assert all(f"Exercise {number}: not solved yet." in said for number in (3, 4, 6))
