@@ -203,7 +203,7 @@ def rejection(config: GemmConfig, target: str, dtype: str) -> str:
     threads = 32 * config.num_warps
     accumulator = config.block_m * config.block_n
     if unit == "wgmma":  # the accumulator lives in registers, and this instruction cannot spill it
-        available = min(limit.regs_per_thread, limit.regs_per_sm // threads)
+        available = min(limit.regs_per_thread, limit.regs_per_sm // (threads * config.programs_per_sm))
         needed = accumulator // threads + REGISTERS_BESIDE_ACCUMULATOR
         if needed > available:
             return (
