@@ -198,9 +198,9 @@ def bind_config(
         kernel = gemm_persistent_kernel if config.kernel == "persistent" else gemm_split_kernel
         programs = min(constants.get("PROGRAMS", 1 << 30), config.tiles(*shape[:2]) * config.splits)
         positions = {"a": 1, "b": 0, "c": 4} if config.swap else {"a": 0, "b": 1, "c": 4}
-        matrices, named = (a, stored_b, None, None, out), {}
+        named: dict[str, Any] = {}
         for name, block in config.blocks(b_k_major).items():
-            matrix = matrices[positions[name[0]]]
+            matrix = {0: a, 1: stored_b, 4: out}[positions[name[0]]]
             named[name] = block and TensorDescriptor(
                 matrix, list(matrix.shape), [row_stride(matrix), 1], block
             )
