@@ -1,5 +1,7 @@
-// The calls of a cell into engine.cpp, which is compiled once. cuda.h adds the words of CUDA C++.
-#pragma once
+// The calls of a cell into engine.cpp, which is compiled once. Its guard is no #pragma once: g++ would take the file of
+// another clone for a second one, beside a header that it has compiled before. cuda.h adds the words of CUDA C++.
+#ifndef TILELAB_EMULATOR_EMULATOR_H
+#define TILELAB_EMULATOR_EMULATOR_H
 #include <cstdint>
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS  // Bessel functions and the like, which take half of the time to compile a cell
 #include <math.h>
@@ -56,9 +58,11 @@ struct Votes {
     u32 filled;
 };
 Votes meet(const char* what, u32 mask, u64 value);  // waits for the lanes of `mask`, which exchange values
-void begin_atomic(const void* address, u32 bytes, bool orders = false);  // `orders`: with a fence
-void begin_signal(const void* address, u32 bytes, bool writes, bool orders);  // a volatile, acquiring... load or store
-void fence_memory();
+// `orders`: with a fence. `in_block`: which acts in this block alone.
+void begin_atomic(const void* address, u32 bytes, bool orders = false, bool in_block = false);
+// A volatile, relaxed, acquiring or releasing load or store.
+void begin_signal(const void* address, u32 bytes, bool writes, bool orders, bool in_block = false);
+void fence_memory(bool in_block = false);
 void pause();  // lets others run, in a loop that waits for memory
 u32 active_lanes();  // of this warp: those that have come to this call, while no other lane can run
 int count_in_block(bool value);  // waits for all threads, and counts those that give true
@@ -119,3 +123,5 @@ float element_value(Elements elements, u32 bits);
 u32 float8_bits(Elements elements, float value);  // E4M3 or E5M2, rounded to the nearest even; the largest for more
 
 }  // namespace emulator
+
+#endif  // TILELAB_EMULATOR_EMULATOR_H

@@ -19,12 +19,12 @@ static inline void check_aligned(const void* at, const char* verb) {
 #define ACCESSES(BYTES)                                                                                             \
     HOOK __tsan_read##BYTES(void* at) {                                                                             \
         check_aligned<BYTES>(at, "reads");                                                                          \
-        if (!access_in_order<BYTES, false>(reinterpret_cast<u64>(at)))                                              \
+        if (!access_in_order<BYTES, false>(reinterpret_cast<u64>(at), CALLER))                                      \
             access(reinterpret_cast<u64>(at), BYTES, false, false, CALLER);                                         \
     }                                                                                                               \
     HOOK __tsan_write##BYTES(void* at) {                                                                            \
         check_aligned<BYTES>(at, "writes");                                                                         \
-        if (!access_in_order<BYTES, true>(reinterpret_cast<u64>(at)))                                               \
+        if (!access_in_order<BYTES, true>(reinterpret_cast<u64>(at), CALLER))                                       \
             access(reinterpret_cast<u64>(at), BYTES, true, false, CALLER);                                          \
     }                                                                                                               \
     HOOK __tsan_unaligned_read##BYTES(void* at) { access(reinterpret_cast<u64>(at), BYTES, false, false, CALLER); } \
@@ -63,7 +63,7 @@ HOOK __tsan_vptr_read(void*) {}
 #define ATOMICS(BITS, TYPE)                                                                                     \
     extern "C" TYPE __tsan_atomic##BITS##_load(const volatile TYPE* at, int order) {                            \
         if (order > 2) emulator::fence_memory();                                                                \
-        touch_signal(reinterpret_cast<u64>(at), BITS / 8, true, false, CALLER);                                 \
+        touch_signal(reinterpret_cast<u64>(at), BITS / 8, true, false, CALLER, order > 0);                      \
         return *at;                                                                                             \
     }                                                                                                           \
     HOOK __tsan_atomic##BITS##_store(volatile TYPE* at, TYPE value, int order) {                                \
