@@ -150,13 +150,11 @@ def build_launch(
     (m, k), n, weight = a.shape, b.shape[1], b.T
     first, second, rows, columns = (weight, a, n, m) if config.swap else (a, weight, m, n)
     follows = (1, 0, 2, 2) if config.swap else (0, 1, 2, 2)
-    shares = config.cluster if config.kernel == "specialised" else 1
+    a_box, b_box, c_box = config.boxes
     maps = (
-        make_tensor_map(first, (config.block_m, 64), swizzle="128B", l2_promotion="128B"),
-        make_tensor_map(second, (config.block_n // shares, 64), swizzle="128B", l2_promotion="128B"),
-        make_tensor_map(
-            out, (config.block_n if config.swap else 64, config.box), swizzle=f"{2 * config.box}B"
-        ),
+        make_tensor_map(first, a_box, swizzle="128B", l2_promotion="128B"),
+        make_tensor_map(second, b_box, swizzle="128B", l2_promotion="128B"),
+        make_tensor_map(out, c_box, swizzle=f"{2 * config.box}B"),
     )
     macros = tuple(f"-D{name}={value}" for name, value in {**config.constants(), **(more or {})}.items())
     arguments = (
@@ -172,7 +170,7 @@ def build_launch(
         config.threads,
         arguments,
         config.smem_bytes,
-        config.cluster,
+        config.cluster_size,
         config.pdl,
         follows,
     )

@@ -20,6 +20,7 @@ PHRASES = {
     "kernel": "{}",
     "consumers": "{} consumers",
     "cluster": "cluster of {}",
+    "cluster_n": "{} wide",
     "persistent": "persistent",
     "epilogue_subtile": "C in {} parts",
     "group_m": "groups of {}",
@@ -38,6 +39,7 @@ LIMITS = {
     "num_stages": 16,
     "consumers": 3,
     "cluster": 8,
+    "cluster_n": 2,
     "epilogue_subtile": 16,
     "group_m": 4096,
     "boxes_per_stage": 4,
@@ -49,8 +51,8 @@ class WgmmaConfig:
     """A tile of `block_m` x `block_n` elements of C, and how a kernel of wgmma_gemm.cu computes it.
 
     `consumers` warp groups multiply the contents of a ring of `num_stages`. A stage holds `boxes_per_stage` boxes of 64
-    columns of A and of B. `cluster` CTAs (1, 2 or 4) share tiles of B; in the kernel `split` they share the K steps of
-    one tile. A `persistent` kernel starts only one CTA per SM. The epilogue stores C in `epilogue_subtile` parts; at
+    columns of A and of B. `cluster` CTAs (1, 2 or 4) share tiles of B, and `cluster_n` columns of such CTAs (1 or 2)
+    share tiles of A; in the kernel `split`, `cluster` CTAs share the K steps of one tile. A `persistent` kernel starts only one CTA per SM. The epilogue stores C in `epilogue_subtile` parts; at
     most two are in shared memory at a time. The raster walks over bands of `group_m` rows of tiles. With `swap`, the
     kernel computes C transposed, and block_m counts columns of C. With `pdl` (programmatic dependent launch), CTAs may
     start while the previous kernel in the stream still runs.
@@ -62,6 +64,7 @@ class WgmmaConfig:
     num_stages: int
     consumers: int = 1
     cluster: int = 1
+    cluster_n: int = 1
     persistent: bool = False
     epilogue_subtile: int = 1
     group_m: int = 1
@@ -80,14 +83,13 @@ class WgmmaConfig:
                 f"block_m must be a multiple of 64 for each of {self.consumers} consumers, because wgmma "
                 f"takes 64 rows; it is {self.block_m}."
             )
-        if self.block_n % (16 * self.epilogue_subtile):
+        columns = 8 if self.swap else 16  # that stmatrix stores at least
+        if self.block_n % (columns * self.epilogue_subtile):
             raise ValueError(
-                f"block_n must be a multiple of 16 in each of {self.epilogue_subtile} subtiles; it is "
+                f"block_n must be a multiple of {columns} in each of {self.epilogue_subtile} subtiles; it is "
                 f"{self.block_n}."
             )
-        if self.swap and self.epilogue_subtile != 1:
-            raise ValueError(f"epilogue_subtile must be 1 with swap; it is {self.epilogue_subtile}.")
-        alone = (self.consumers, self.cluster, self.persistent, self.pdl) == (1, 1, False, False)
+        alone = (self.consumers, self.cluster_size, self.persistent, self.pdl) == (1, 1, False, False)
         if self.kernel == "one_group" and not alone:
             raise ValueError(
                 "consumers and cluster must be 1, and persistent and pdl False, for the kernel one_group; "
@@ -100,18 +102,18 @@ class WgmmaConfig:
             )
         if self.kernel == "specialised" and self.cluster not in (1, 2, 4):
             raise ValueError(f"cluster must be 1, 2 or 4 for the kernel specialised; it is {self.cluster}.")
-        if self.kernel == "specialised" and self.cluster > 1 and self.block_n % (8 * self.cluster):
-            raise ValueError(
-                f"block_n must be a multiple of {8 * self.cluster}, so that each CTA of the cluster loads "
-                f"whole groups of eight rows of B; it is {self.block_n}."
-            )
         if self.kernel == "split" and self.cluster < 2:
             raise ValueError("cluster must be at least 2 for the kernel split; it is 1.")
-        if self.kernel == "split" and (self.persistent or self.epilogue_subtile > 1):
+        if self.kernel == "split" and (self.persistent or self.epilogue_subtile > 1 or self.cluster_n > 1):
             raise ValueError(
-                "persistent must be False and epilogue_subtile 1 for the kernel split; they are "
-                f"{self.persistent} and {self.epilogue_subtile}."
+                "persistent must be False, epilogue_subtile and cluster_n 1 for the kernel split; they are "
+                f"{self.persistent}, {self.epilogue_subtile} and {self.cluster_n}."
             )
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster * self.cluster_n
 
     @property
     def accumulators(self) -> int:
@@ -132,6 +134,15 @@ class WgmmaConfig:
         return next(
             width for width in (64, 32, 16) if self.swap or self.block_n // self.epilogue_subtile % width == 0
         )
+
+    @property
+    def boxes(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of a box of A, of B and of C, which their tensor maps describe."""
+        shares = self.cluster if self.kernel == "specialised" else 1
+        if self.block_n % (8 * shares):
+            shares = 1  # the CTAs of a cluster take turns in loading whole boxes
+        c_rows = self.block_n // self.epilogue_subtile if self.swap else 64
+        return (self.block_m // self.cluster_n, BOX_K), (self.block_n // shares, BOX_K), (c_rows, self.box)
 
     def steps(self, k: int) -> int:
         """Return the number of stages that K columns fill."""
@@ -158,6 +169,7 @@ class WgmmaConfig:
             "BOXES_PER_STAGE": self.boxes_per_stage,
             "CONSUMERS": self.consumers,
             "CLUSTER": self.cluster,
+            "CLUSTER_N": self.cluster_n,
             "EPILOGUE_SUBTILE": self.epilogue_subtile,
             "GROUP_M": self.group_m,
             "SWAP": int(self.swap),
@@ -182,16 +194,17 @@ class WgmmaConfig:
         if self.swap:
             m, n = n, m
         below = self.cluster if self.kernel == "specialised" else 1
-        return math.ceil(m / (self.block_m * below)) * below * math.ceil(n / self.block_n)
+        rows, columns = math.ceil(m / (self.block_m * below)), math.ceil(n / (self.block_n * self.cluster_n))
+        return rows * below * columns * self.cluster_n
 
     def grid(self, m: int, n: int, sms: int) -> int:
         """Return the number of CTAs of a launch for C (m, n) on a GPU with `sms` SMs."""
         tiles = self.tiles(m, n)
         if self.kernel == "split":
             return tiles * self.cluster
-        # A cluster lies in one GPC. Hopper's GPCs have 16 or 18 SMs, and clusters of four use 16 of them.
-        whole = 16 if self.cluster == 4 else self.cluster
-        return min(tiles, max(sms // whole * whole, self.cluster)) if self.persistent else tiles
+        # A cluster lies in one GPC. Hopper's GPCs have 16 or 18 SMs; clusters of four and eight use 16 of them.
+        whole = 16 if self.cluster_size >= 4 else self.cluster_size
+        return min(tiles, max(sms // whole * whole, self.cluster_size)) if self.persistent else tiles
 
 
 def parse(text: str) -> WgmmaConfig:
