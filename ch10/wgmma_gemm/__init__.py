@@ -13,18 +13,8 @@ from typing import Any
 
 import torch
 
-from ch10.wgmma_gemm import operator
-from ch10.wgmma_gemm.configs import (
-    STEPS,
-    WgmmaConfig,
-    best_config,
-    configs,
-    fits,
-    load_config,
-    parse,
-    predict_us,
-    rejection,
-)
+from ch10.wgmma_gemm import choice, operator
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, configs, fits, load_config, parse, rejection
 from tilelab.runtime import build, cuda, device, operands, operators, provenance, tuned
 from tilelab.runtime.plans import Plan, Planner
 from tilelab.runtime.tensor_map import make_tensor_map
@@ -101,20 +91,16 @@ def tuned_source() -> str:
 
 def find_best(m: int, n: int, k: int) -> tuple[WgmmaConfig, str]:
     """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by the model."""
-    sms = device.current().sms or 132
-    untuned = best_config(m, n, k, sms)
-    return tuned.find(
-        "wgmma_gemm",
-        load_config,
-        m,
-        n,
-        k,
-        "bf16",
-        lambda config, m, n, k: predict_us(config, m, n, k, sms),
+    here = device.current()
+    found = tuned.find_exact(
+        *("wgmma_gemm", load_config, m, n, k, "bf16"),
         lambda config: fits(config, k) and not rejection(config),
         tuned_source,
-        untuned,
-    ) or (untuned, "by the model")
+    )
+    if found:
+        return found
+    ranked, why = choice.rank(*(max(extent, 1) for extent in (m, n, k)), here.sms or 132, here.name or "")
+    return ranked[0], why
 
 
 def resolve_config(config: str | WgmmaConfig, m: int, n: int, k: int) -> WgmmaConfig:

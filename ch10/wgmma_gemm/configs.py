@@ -1,4 +1,4 @@
-"""Configurations of the WGMMA GEMM: limits, the steps of the ladder, and the model that picks the best for a shape."""
+"""Configurations of the WGMMA GEMM: limits, the steps of the ladder, and their names."""
 
 from __future__ import annotations
 
@@ -253,13 +253,14 @@ def configs() -> dict[str, WgmmaConfig]:
     return STEPS
 
 
+SMEM_BYTES = 232448  # that a block may have on sm_90a
 REGISTERS_BESIDE_SUMS = 40  # addresses, barrier phases, loop state; with fewer ptxas spills
 
 
 def rejection(config: WgmmaConfig) -> str:
     """Return in one sentence why `config` cannot run on sm_90a, or an empty string if it can."""
-    if config.smem_bytes > 232448:
-        return f"it needs {config.smem_bytes:,} B of shared memory per block; sm_90a has 232,448 B."
+    if config.smem_bytes > SMEM_BYTES:
+        return f"it needs {config.smem_bytes:,} B of shared memory per block; sm_90a has {SMEM_BYTES:,} B."
     share = 65536 // config.threads // 8 * 8
     after_transfer = (min(share, 248) * (config.consumers + 1) - 40) // config.consumers // 8 * 8
     registers = min(share if config.kernel == "one_group" else after_transfer, 240)
@@ -274,92 +275,6 @@ def rejection(config: WgmmaConfig) -> str:
     return ""
 
 
-def candidates() -> list[WgmmaConfig]:
-    """Return the configurations among which `best_config` chooses, large tiles first."""
-
-    def persistent(*tile, **rest):
-        return WgmmaConfig("specialised", *tile, persistent=True, pdl=True, **{"group_m": 16, **rest})
-
-    large = [
-        persistent(128, 256, 4, consumers=2, epilogue_subtile=4, group_m=4),
-        persistent(128, 224, 4, consumers=2, epilogue_subtile=7),
-        persistent(128, 192, 4, consumers=2),
-        persistent(128, 128, 6, consumers=2),
-    ]
-    # With few tiles, speed depends on the bytes in flight. Two boxes per stage fetch rows of 256 bytes from DRAM.
-    thin = [persistent(64, 64, 6, boxes_per_stage=2), persistent(64, 128, 8)]
-    thin += [
-        WgmmaConfig("split", 64, 192, 6, cluster=2, pdl=True),
-        WgmmaConfig("split", 64, 128, 8, cluster=2, pdl=True),
-    ]
-    # A C of few rows is computed transposed: wgmma takes 64 rows, but as few as 16 columns.
-    thin += [
-        persistent(64, 16, 10, boxes_per_stage=2, swap=True),
-        persistent(64, 32, 8, boxes_per_stage=2, swap=True),
-    ]
-    return [*large, *thin]
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Rates of one SM per microsecond, and fixed costs, read off the sweep on an H200."""
-
-    flops: float = 5.65e6  # with random data, which lowers the clock
-    bytes_in: float = 130e3  # from L2, through the SM's copy engine
-    latency_us: float = 1.0  # from the issue of a load to its data
-    dram_bytes: float = 4.1e6  # all SMs together
-    launch_us: float = 3.5  # launch, first fill and last store, which overlap with nothing
-    start_us: float = 1.0  # start of a CTA that is not persistent
-    store_us: float = 0.5  # store of a tile in boxes of 64 columns, during which the CTA does not multiply
-    split_us: float = 2.0  # adding sums through the cluster's shared memory
-    overlap: float = 0.07  # share of the shorter of two overlapping activities that still adds to the time
-
-
-def count_resident_ctas(config: WgmmaConfig) -> int:
-    """Return how many CTAs share an SM of sm_90a."""
-    if config.persistent or config.kernel != "one_group":
-        return 1
-    registers = config.accumulators + 40
-    return max(1, min(233472 // (config.smem_bytes + 1024), 65536 // (config.threads * registers)))
-
-
-def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> float:
-    """Return the predicted time in microseconds: waves of tiles, or the time of DRAM if that is longer.
-
-    A step along K takes as long as the slowest of three things: its products, the loads of its operands from L2, and
-    the latency of a load divided by the loads in flight. Between two tiles, a CTA that is not persistent starts, fills
-    its ring and stores.
-    """
-    rates, split = Rates(), config.cluster if config.kernel == "split" else 1
-    resident = count_resident_ctas(config)
-    waves = math.ceil(config.tiles(m, n) * split / (sms * resident))
-    products = 2 * config.block_m * config.block_n * BOX_K * config.boxes_per_stage / rates.flops
-    # With multicast, the other CTAs of the cluster load a part of B for this one.
-    shared = config.block_n * (1 - 1 / config.cluster) if config.kernel == "specialised" else 0
-    operands = config.stage_bytes * (1 - shared / (config.block_m + config.block_n)) / rates.bytes_in
-    # Other rows start within a line of 128 bytes, so a row of a box touches two.
-    operands *= 1 if k % BOX_K == 0 else 1.5
-    if config.kernel == "one_group" and config.num_stages == 1:
-        waiting = (rates.latency_us + products) / resident
-    else:
-        waiting = rates.latency_us / (config.num_stages - 1) / resident
-    ends = rates.store_us * 64 / config.box + (0 if config.persistent else rates.start_us + rates.latency_us)
-    ends = 0 if resident > 1 and not config.persistent else ends  # other CTAs of the SM multiply meanwhile
-    step = max(products, operands, waiting) + rates.overlap * min(products, operands)
-    busy = waves * (math.ceil(config.steps(k) / split) * step * resident + ends)
-    dram = ((m + n) * k + m * n) * 2 / rates.dram_bytes
-    return max(busy, dram) + rates.overlap * min(busy, dram) + rates.launch_us + rates.split_us * (split > 1)
-
-
 def fits(config: WgmmaConfig, k: int) -> bool:
     """Return whether there are K steps for each CTA of a split."""
     return config.kernel != "split" or config.cluster <= config.steps(k)
-
-
-def best_config(m: int, n: int, k: int, sms: int) -> WgmmaConfig:
-    """Return the candidate that the model predicts to be fastest for C (m, n) with inner extent k."""
-    # With swap, a second row of tiles would read all of B again.
-    found = [
-        config for config in candidates() if fits(config, k) and (not config.swap or m <= config.block_n)
-    ]
-    return min(found, key=lambda config: predict_us(config, m, n, k, sms))

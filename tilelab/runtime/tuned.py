@@ -145,6 +145,32 @@ def _format(row: dict) -> dict:
     }
 
 
+def _rows(kernel: str, dtype: str) -> list[dict]:
+    """Return the rows of a table for the GPU here; none where it is damaged."""
+    with contextlib.suppress(ValueError):
+        return [row for row in load(kernel, device.current().name or "") if row["dtype"] == dtype]
+    return []
+
+
+def find_exact(
+    kernel: str,
+    kind: Callable[..., Any],
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    can_run: Callable[[Any], bool],
+    source: Callable[[], str] | None = None,
+) -> tuple[Any, str] | None:
+    """Return (configuration, "tuned") if the table of the GPU here has a row of this very shape, as `find` does."""
+    for row in _rows(kernel, dtype):
+        if (row["m"], row["n"], row["k"]) == (m, n, k):
+            with contextlib.suppress(TypeError, ValueError):
+                if can_run(config := kind(**row["config"])):
+                    return config, "tuned" + _describe_age(row, source)
+    return None
+
+
 def find(
     kernel: str,
     kind: Callable[..., Any],
@@ -170,9 +196,9 @@ def find(
     """
     if not m or not n or not k:  # nothing to multiply
         return None
-    rows: list[dict] = []
-    with contextlib.suppress(ValueError):
-        rows = [row for row in load(kernel, device.current().name or "") if row["dtype"] == dtype]
+    if exact := find_exact(kernel, kind, m, n, k, dtype, can_run, source):
+        return exact
+    rows = _rows(kernel, dtype)
     near = []  # type: ignore[var-annotated]
     for row in sorted(rows, key=lambda row: _distance(row, m, n, k)):
         distance = _distance(row, m, n, k)
@@ -184,8 +210,6 @@ def find(
             continue
         if not can_run(config):
             continue
-        if distance == 0:
-            return config, "tuned" + _describe_age(row, source)
         near.append((config, row, row["us"] / predict_us(config, row["m"], row["n"], row["k"])))
     if not near:
         return None

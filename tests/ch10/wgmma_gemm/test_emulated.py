@@ -74,7 +74,9 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
         WgmmaConfig("specialised", 64, 16, 3, cluster=2, persistent=True, swap=True, boxes_per_stage=2),
         WgmmaConfig("specialised", 128, 32, 3, consumers=2, cluster=4, persistent=True, swap=True, group_m=2),
         WIDE,
-        WgmmaConfig("specialised", 128, 48, 3, consumers=2, cluster=4, cluster_n=2, epilogue_subtile=2, swap=True),
+        WgmmaConfig(
+            "specialised", 128, 48, 3, consumers=2, cluster=4, cluster_n=2, epilogue_subtile=2, swap=True
+        ),
         WgmmaConfig("split", 64, 24, 2, cluster=2, swap=True),
     ],
     ids=str,
