@@ -130,24 +130,22 @@ def candidates(m: int, n: int, k: int) -> dict[str, WgmmaConfig]:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates per microsecond and fixed costs in microseconds, fitted to 47,000 times of 305 shapes on an H200."""
+    """Rates per microsecond and fixed costs in microseconds, fitted to 32,000 times of 632 shapes on an H200."""
 
-    flops: float = 6.56e6  # of an SM, with random data, which lowers the clock
-    bytes_in: float = 126e3  # from L2 into an SM
-    multicast: float = (
-        0.25  # the part of an operand's cost that vanishes where all but one CTA of many get it for free
-    )
-    latency_us: float = 1.14  # from the issue of a load to its data
-    dram_bytes: float = 4.17e6  # of all SMs together
-    launch_us: float = 1.3  # launch, first fill and last store, which overlap with nothing
-    tile_us: float = 0.56  # end of a tile, beside the store
+    flops: float = 6.5e6  # of an SM, with random data, which lowers the clock
+    bytes_in: float = 106e3  # from L2 into an SM, if the other SM of its pair (TPC) loads as well
+    bytes_alone: float = 150e3  # if it does not
+    multicast: float = 0.34  # of an operand's cost vanishes as more CTAs share its loads
+    latency_us: float = 1.15  # from the issue of a load to its data
+    dram_bytes: float = 4.27e6  # of all SMs together
+    pair_bytes: float = 127e3  # from DRAM into a pair of SMs, when the other pairs are done
+    launch_us: float = 1.5  # launch, first fill and last store, which overlap with nothing
+    tile_us: float = 0.54  # end of a tile, beside the store
     start_us: float = 1.0  # start of a CTA that is not persistent
-    cluster_us: float = 0.63  # start and end of a cluster
-    split_us: float = 0.43  # adding sums through the cluster's shared memory
-    split_traffic: float = 2.14  # and what a byte of them costs, in bytes from L2
-    blend: float = (
-        2.94  # how sharply the longer of two overlapping activities decides: the exponent of a norm
-    )
+    cluster_us: float = 0.42  # start and end of a cluster
+    split_us: float = 0.24  # adding sums through the cluster's shared memory
+    split_traffic: float = 1.44  # and what a byte of them costs, in bytes from L2
+    blend: float = 3.2  # how sharply the longer of two overlapping activities decides: the exponent of a norm
 
 
 DRAM_BYTES = {"NVIDIA H100": 2.9e6, "NVIDIA H20": 3.5e6}  # of GPUs with another memory, per microsecond
@@ -178,21 +176,21 @@ def count_usable_sms(cluster: int, sms: int) -> int:
 
 
 def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int, rates: Rates = Rates()) -> float:
-    """Return the predicted time in microseconds: waves of tiles beside the traffic of DRAM.
+    """Return the predicted time in microseconds: of waves of tiles, each as long as its steps or as its part of DRAM.
 
     A step along K takes as long as the slowest of three things: its products, the loads of its operands from L2, and
     the latency of a load divided by the loads in flight. Between two tiles, a CTA stores; one that is not persistent
-    also starts and fills its ring.
+    also starts and fills its ring. The last wave may have fewer tiles, which then have more of DRAM and of L2.
     """
     split = config.cluster if config.kernel == "split" else 1
     below = 1 if split > 1 else config.cluster
     resident = count_resident_ctas(config)
-    waves = math.ceil(config.tiles(m, n) * split / (count_usable_sms(config.cluster_size, sms) * resident))
+    ctas, tiles = count_usable_sms(config.cluster_size, sms) * resident, config.tiles(m, n) * split
     products = 2 * config.block_m * config.block_n * config.block_k / rates.flops
     # With multicast, the other CTAs of the cluster load parts of A and B for this one.
     rows = config.block_m * (1 - rates.multicast * (1 - 1 / config.cluster_n))
     rows += config.block_n * (1 - rates.multicast * (1 - 1 / below))
-    loads = rows * config.block_k * 2 / rates.bytes_in
+    loads = rows * config.block_k * 2
     loads *= 1 if k % BOX_K == 0 else 1.5  # a row that starts within a line of 128 bytes touches two
     if config.num_stages == 1:
         waiting = (rates.latency_us + products) / resident
@@ -203,10 +201,18 @@ def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int, rates: Rat
     if config.kernel == "specialised" and not config.persistent:
         ends += rates.start_us + rates.latency_us
     ends = 0 if resident > 1 else ends  # other CTAs of the SM multiply meanwhile
-    step = max(products, loads, waiting)
-    busy = waves * (math.ceil(config.steps(k) / split) * step * resident + ends)
-    dram = ((m + n) * k + m * n) * 2 / rates.dram_bytes
-    us = (busy**rates.blend + dram**rates.blend) ** (1 / rates.blend) + rates.launch_us
+    steps, traffic, pairs = math.ceil(config.steps(k) / split), ((m + n) * k + m * n) * 2 / tiles, sms // 2
+
+    def wave(tiles_of_it: int) -> float:
+        alone = config.cluster_size == 1 and tiles_of_it <= pairs
+        step = max(products, loads / (rates.bytes_alone if alone else rates.bytes_in), waiting)
+        busy, dram = steps * step * resident, traffic * tiles_of_it / rates.dram_bytes
+        if pairs < tiles_of_it < ctas:  # DRAM serves all pairs alike, and then those with a second tile
+            dram = max(dram, traffic * (pairs / rates.dram_bytes + 1 / rates.pair_bytes))
+        return (busy**rates.blend + dram**rates.blend) ** (1 / rates.blend) + ends
+
+    waves, rest = divmod(tiles, ctas)
+    us = rates.launch_us + waves * wave(ctas) + (wave(rest) if rest else 0)
     us += rates.cluster_us * (config.cluster_size > 1)
     if split > 1:
         us += rates.split_us + split * 2 * tile_bytes * rates.split_traffic / rates.bytes_in

@@ -20,8 +20,8 @@ from typing import Any
 from tilelab.runtime import device, files, tuned
 
 NEAREST = 8  # shapes that correct a prediction
-AXES = (2.0, 1.0, 0.5)  # how much an octave counts in M, N and K
-REACH = 0.6  # octaves, after which a shape's error counts 0.6 of that of the shape itself
+AXES = (2.0, 2.0, 1.0)  # how much an octave counts in M, N and K
+REACH = 0.8  # octaves, after which a shape's error counts 0.6 of that of the shape itself
 UNKNOWN = 0.05, 0.1  # weight and size of the error that a family is given in advance
 
 Shape = tuple[int, int, int]
