@@ -114,8 +114,9 @@ def _families() -> tuple[Family, ...]:
     found += [plain(128, columns, group_m=16) for columns in (224, 256)]
     found += [Family("split", 64, 0, 0, parts, boxes=boxes) for parts in (2, 3, 4, 6) for boxes in (1, 2)]
     found += [Family("split", 64, 0, more, 2, boxes=2) for more in (1, 2)]
-    found += [Family("split", 128, 0, 0, parts) for parts in (2, 4)]
-    found += [Family("split", 192, 0, 0, parts) for parts in (2, 4, 8)]
+    found += [Family("split", 128, 0, 0, parts) for parts in (2, 3, 4, 5)]
+    found += [Family("split", 192, 0, 0, parts) for parts in (2, 3, 4, 5, 8)]
+    found += [Family("split", 128, 0, 1, parts) for parts in (2, 3)]
     return tuple(dict.fromkeys(found))
 
 
