@@ -54,9 +54,11 @@ struct Votes {
     u32 filled;
 };
 Votes meet(const char* what, u32 mask, u64 value);  // waits for the lanes of `mask`, which exchange values
-void begin_atomic(const void* address, u32 bytes, bool orders = false);  // `orders`: with a fence
-void begin_signal(const void* address, u32 bytes, bool writes, bool orders);  // a volatile, acquiring... load or store
-void fence_memory();
+// `orders`: with a fence. `in_block`: which acts in this block alone.
+void begin_atomic(const void* address, u32 bytes, bool orders = false, bool in_block = false);
+// A volatile, relaxed, acquiring or releasing load or store.
+void begin_signal(const void* address, u32 bytes, bool writes, bool orders, bool in_block = false);
+void fence_memory(bool in_block = false);
 void pause();  // lets others run, in a loop that waits for memory
 u32 active_lanes();  // of this warp: those that have come to this call, while no other lane can run
 int count_in_block(bool value);  // waits for all threads, and counts those that give true
