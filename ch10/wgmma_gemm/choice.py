@@ -93,7 +93,7 @@ def _fill(family: Family) -> WgmmaConfig | None:
 
 def _families() -> tuple[Family, ...]:
     """Return the families that were best or nearly so at one of 305 measured shapes."""
-    one_by_one, either = (1, 1), ((1, 1), (2, 1), (1, 2))
+    either = (1, 1), (2, 1), (1, 2)
     found = []
     for rows, more, (cluster, cluster_n) in itertools.product((64, 128, 192), (0, 1, 2), either):
         found.append(Family("specialised", rows, 0, more, cluster, cluster_n))
