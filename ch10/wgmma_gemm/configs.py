@@ -52,10 +52,11 @@ class WgmmaConfig:
 
     `consumers` warp groups multiply the contents of a ring of `num_stages`. A stage holds `boxes_per_stage` boxes of 64
     columns of A and of B. `cluster` CTAs (1, 2 or 4) share tiles of B, and `cluster_n` columns of such CTAs (1 or 2)
-    share tiles of A; in the kernel `split`, `cluster` CTAs share the K steps of one tile. A `persistent` kernel starts only one CTA per SM. The epilogue stores C in `epilogue_subtile` parts; at
-    most two are in shared memory at a time. The raster walks over bands of `group_m` rows of tiles. With `swap`, the
-    kernel computes C transposed, and block_m counts columns of C. With `pdl` (programmatic dependent launch), CTAs may
-    start while the previous kernel in the stream still runs.
+    share tiles of A; in the kernel `split`, `cluster` CTAs share the K steps of one tile. A `persistent` kernel starts
+    only one CTA per SM. The epilogue stores C in `epilogue_subtile` parts; at most two are in shared memory at a time.
+    The raster walks over bands of `group_m` rows of tiles. With `swap`, the kernel computes C transposed, and block_m
+    counts columns of C. With `pdl` (programmatic dependent launch), CTAs may start while the previous kernel in the
+    stream still runs.
     """
 
     kernel: str

@@ -102,8 +102,8 @@ __device__ __forceinline__ void stage_subtile(const float (&acc)[FRAGMENTS][BLOC
             const float* d = acc[f] + (subtile * COLUMNS + j) / 2;
             const u32 matrix0 = pack_bf16x2(d[0], d[1]), matrix1 = pack_bf16x2(d[2], d[3]);
             const u32 transposed_row = j + lane % 8 + lane / 16 * 8, transposed_unit = 2 * warp + lane / 8 % 2;
-            const u32 transposed = staged + f * BOX_ROWS * 128 +
-                                   swizzle_offset(transposed_row * 128 + transposed_unit * 16, 128);
+            const u32 transposed =
+                staged + f * BOX_ROWS * 128 + swizzle_offset(transposed_row * 128 + transposed_unit * 16, 128);
             if (SWAP && j + 8 == COLUMNS) {
                 stmatrix_x2_trans(transposed, matrix0, matrix1);
                 continue;
@@ -274,7 +274,8 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
         for (int box = 0; box < BOXES_PER_STAGE; ++box) {
             const int k = step * BLOCK_K + box * BOX_K;
             load_box<MULTICAST ? CLUSTER_N : 1, BLOCK_M>(a + box * A_BOX_BYTES, a_map, k, row, barrier, n, same_row);
-            load_box<MULTICAST ? CLUSTER : 1, BLOCK_N>(b + box * B_BOX_BYTES, b_map, k, column, barrier, m, same_column);
+            load_box<MULTICAST ? CLUSTER : 1, BLOCK_N>(b + box * B_BOX_BYTES, b_map, k, column, barrier, m,
+                                                       same_column);
         }
         state.record_at(freed, FREE, step, state.stage);
         state.record(LOADED, step, state.stage);

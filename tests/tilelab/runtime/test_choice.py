@@ -20,8 +20,8 @@ def predict(m, n, k):
 
 
 MEASURED = [
-    ((64, 64, 64), {"small": 20.0, "large": 11.0}),
-    ((64, 128, 64), {"small": 20.0, "large": 11.0, "wide": 12.0}),
+    ((64, 64, 64), {"small": 19.0, "large": 11.0}),
+    ((64, 128, 64), {"small": 19.0, "large": 11.0, "wide": 12.0}),
     ((8192, 8192, 8192), {"small": 10.0, "large": 22.0, "wide": 36.0}),
 ]
 
@@ -36,7 +36,7 @@ def test_errors_near_a_shape_decide():
         table.errors[2][table.places["wide"]] is None
     )  # three times the prediction: a disturbed measurement
     corrected = table.correct(predict(64, 128, 64), table.nearest(64, 128, 64))
-    assert math.isclose(corrected["small"], 20, rel_tol=0.1)
+    assert math.isclose(corrected["small"], 19, rel_tol=0.1)
     assert [place for _, place in table.nearest(64, 64, 64)] == [0]
     assert 0 not in [
         place for _, place in table.nearest(64, 64, 64, without=lambda shape: shape == (64, 64, 64))
