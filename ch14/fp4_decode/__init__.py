@@ -7,7 +7,9 @@ the same bits. Read `kernels` first, and then `configs`. Source: OCP MX v1.0.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import pathlib
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ import triton
 
 from ch14.fp4_decode import operator
 from ch14.fp4_decode.configs import (
+    SLAB,
     STAGED,
     DecodeConfig,
     best_config,
@@ -25,9 +28,10 @@ from ch14.fp4_decode.configs import (
 )
 from ch14.fp4_decode.kernels import decode_plain_kernel, decode_registers_kernel
 from ch14.mx_formats import number_formats, packing
-from tilelab.runtime import build, device, operands, operators, triton_launch, workspace
+from tilelab.runtime import build, cuda, device, operands, operators, triton_launch, workspace
 from tilelab.runtime.operands import Launch
 from tilelab.runtime.plans import Plan, Planner
+from tilelab.runtime.tensor_map import make_tensor_map
 
 __all__ = [
     "spec",
@@ -41,6 +45,7 @@ __all__ = [
     "job",
 ]
 
+SOURCE = pathlib.Path(__file__).with_name("decode.cu")
 BLOCK = 32  # weights that share a scale
 IS_INTERPRETED = not isinstance(decode_plain_kernel, triton.JITFunction)
 
@@ -104,6 +109,8 @@ def _build(x, weight, scales, out, config, early: bool):
     )
     _check_hardware(config, x)
     tokens, grid = padded_tokens(m, config.kernel), config.grid(n, k)
+    if config.kernel == "wgmma":
+        return _build_wgmma(x, weight, scales, out, config, early)
     if config.kernel == "registers" and tokens * config.share > STAGED:
         raise ValueError(
             f"{tokens} tokens of a share of {config.share} columns take more than 64 KiB of shared "
@@ -132,6 +139,43 @@ def _build(x, weight, scales, out, config, early: bool):
     arguments |= {"M": m, "N": n, "blocks": k // BLOCK}
     launch = triton_launch.prepare(kernel, grid, arguments, dict(zip(names, range(6))), early, **constants)
     return launch, config, parts, counters
+
+
+def _build_wgmma(x, weight, scales, out, config: DecodeConfig, early: bool):
+    """Return what `_build` does, for the wgmma kernel."""
+    (m, k), n = x.shape, weight.shape[0]
+    if k % SLAB or scales.data_ptr() % 4:
+        raise ValueError(
+            f"K is {k}; the wgmma kernel needs a multiple of {SLAB}, and scales that start at a multiple of 4 bytes: "
+            "use another configuration."
+        )
+    tokens, (tiles, splits) = padded_tokens(m, "wgmma"), config.grid(n, k)
+    parts = tiles * splits * config.block_n * tokens if splits > 1 else 1
+    arguments = {
+        "weight_map": make_tensor_map(weight, (config.block_n, SLAB // 2), l2_promotion="128B"),
+        "x": x,
+        "scales": scales,
+        "out": out,
+        "parts": None,
+        "arrivals": None,
+        **{name: ctypes.c_int(value) for name, value in zip("MNK", (m, n, k))},
+        "splits": ctypes.c_int(splits),
+    }
+    tensors = ("x", "weight_map", "scales", "out", "parts", "arrivals")
+    launch = cuda.prepare_launch(
+        cuda.load_kernel(
+            SOURCE,
+            "decode_wgmma",
+            tuple(f"-D{name}={value}" for name, value in config.constants(tokens).items()),
+        ),
+        tiles * splits,
+        config.threads,
+        arguments,
+        config.smem_bytes(tokens),
+        early=early,
+        follows={name: position for position, name in enumerate(tensors)},
+    )
+    return launch, config, parts, tiles * (config.block_n // 64)
 
 
 def _make_workspace(parts: int, counters: int, where: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -215,6 +259,17 @@ def decode(
 
 def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
     """Return how the kernel is compiled for M tokens, for tilelab.runtime.build."""
+    if config.kernel == "wgmma":
+        tokens = padded_tokens(m, "wgmma")
+        return build.Job(
+            f"{SOURCE}:decode_wgmma",
+            {},
+            config.constants(tokens),
+            target,
+            config.threads // 32,
+            smem_bytes=config.smem_bytes(tokens),
+            name=str(config),
+        )
     registers = config.kernel == "registers"
     pointers = dict(
         x_ptr="*bf16" if registers else "*i16",

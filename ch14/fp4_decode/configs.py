@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tilelab.runtime import device, spoken
 
 MAX_TOKENS = 64
+SLAB = 128  # columns of a step
 
 STAGED = 32768  # bf16 elements of x that a program stages at most: 64 KiB of shared memory
 
@@ -23,8 +24,9 @@ _OLD_NAME = re.compile(
 class DecodeConfig:
     """Hold a program's tile, which is `block_n` rows of W and `share` columns. Raise ValueError for impossible values.
 
-    `kernel` is "registers" (Gluon), which keeps `num_stages` slabs of 128 columns in registers, or "plain" (Triton),
-    which has `num_stages` stages.
+    `kernel` is "wgmma" (CUDA C++), whose ring has `num_stages` slabs of 128 columns, and where each warp decodes 16 rows;
+    "registers" (Gluon), which keeps `num_stages` slabs in registers; or "plain" (Triton), which has `num_stages`
+    stages.
     """
 
     kernel: str
@@ -34,8 +36,23 @@ class DecodeConfig:
     num_stages: int
 
     def __post_init__(self):
-        if self.kernel not in ("registers", "plain"):
-            raise ValueError(f"unknown kernel {self.kernel!r:.40}; choose registers or plain.")
+        if self.kernel not in ("wgmma", "registers", "plain"):
+            raise ValueError(f"unknown kernel {self.kernel!r:.40}; choose wgmma, registers or plain.")
+        if self.kernel == "wgmma":
+            for name, allowed in (
+                ("block_n", range(64, 257, 64)),
+                ("share", range(SLAB, 2**24 + 1, SLAB)),
+                ("num_stages", range(2, 17)),
+                ("num_warps", (self.block_n // 16,) if type(self.block_n) is int else ()),
+            ):
+                if type(getattr(self, name)) is not int or getattr(self, name) not in allowed:
+                    words = (
+                        f"{allowed[0]}"
+                        if len(allowed) == 1
+                        else f"one of {', '.join(map(str, allowed[:4]))}, ..."
+                    )
+                    raise ValueError(f"{name} is {getattr(self, name)!r}; for wgmma it must be {words}.")
+            return
         for name, low, high in (
             ("block_n", 16, 512),
             ("share", 128, 4096),
@@ -60,6 +77,28 @@ class DecodeConfig:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def threads(self) -> int:
+        """The threads of a CTA of the wgmma kernel: four warps load, and the others multiply."""
+        return 32 * (4 + self.num_warps)
+
+    def smem_bytes(self, tokens: int) -> int:
+        """Return the bytes of a CTA of the wgmma kernel: the ring with its barriers, and a flag per warp group."""
+        stage = self.block_n * (SLAB // 2 + 4) + tokens * 2 * SLAB + 16
+        return self.num_stages * stage + self.num_warps
+
+    def constants(self, tokens: int) -> dict[str, int]:
+        """Return the -D constants of decode.cu."""
+        fit = 233472 // (
+            self.smem_bytes(tokens) + 1024
+        )  # an SM's shared memory; 1 KiB of each CTA is the driver's
+        return {
+            "TOKENS": tokens,
+            "CONSUMERS": self.block_n // 64,
+            "STAGES": self.num_stages,
+            "CTAS": max(1, min(fit, {64: 4, 128: 2}.get(self.block_n, 1))),
+        }
+
     def grid(self, n: int, k: int) -> tuple[int, int]:
         """Return the blocks of rows and the shares of K."""
         return -(-n // self.block_n), -(-k // self.share)
@@ -80,6 +119,8 @@ def padded_tokens(m: int, kernel: str = "registers") -> int:
             f"x has {m} tokens; decode takes 1 to {MAX_TOKENS}: for more dequantise the weights and use "
             "torch.mm."
         )
+    if kernel == "wgmma":
+        return next(tokens for tokens in (8, 16, 32, 48, 64) if m <= tokens)
     return max(16 if kernel == "plain" else 8, 1 << (m - 1).bit_length())
 
 

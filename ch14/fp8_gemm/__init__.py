@@ -174,12 +174,12 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
     def make_mappable():
         return torch.empty_strided((m, groups), (1, mappable_pitch), dtype=torch.float32, device=a.device)
 
-    box = (64, 128) if packed else (16 if config.epilogue_warps else 64, 64)
+    box = (64, 128) if packed else (16 if config.epilogue_warps else 64, config.subtile_columns)
     arguments = {
         "a_map": make_tensor_map(a.view(torch.uint8), (rows, BLOCK), swizzle="128B"),
         "b_map": make_tensor_map(b.T.view(torch.uint8), (config.block_n, BLOCK), swizzle="128B"),
         "scale_a_map": make_tensor_map((scale_a if is_mappable else make_mappable()).T, (1, rows)),
-        "c_map": make_tensor_map(out, box, swizzle="128B"),
+        "c_map": make_tensor_map(out, box, swizzle="128B" if packed else f"{2 * config.subtile_columns}B"),
         "scale_b": scale_b,
         "bias": bias,
         "c_scales": out_scales,

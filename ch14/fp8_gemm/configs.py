@@ -62,8 +62,12 @@ class Fp8Config:
                 raise ValueError(
                     f"{name} is {value!r:.40}; it must be a whole number from {lowest} to {highest:,}."
                 )
-        if self.block_n not in (64, 128):
-            raise ValueError(f"block_n is {self.block_n!r:.40}; it must be 64 or 128.")
+        if type(self.block_n) is not int or self.block_n not in range(64, 161, 16):
+            raise ValueError(f"block_n is {self.block_n!r:.40}; it must be a multiple of 16 from 64 to 160.")
+        if self.block_n > 128 and (self.scratch == 2 or self.consumers == 3):
+            raise ValueError(
+                f"{self.block_n} columns have registers for one scratch and two consumers at most."
+            )
         if self.consumers == 3 and self.scratch == 2:
             raise ValueError("three consumers have registers for one scratch each, not for two.")
         if self.epilogue_warps and self.splits > 1:
@@ -77,6 +81,11 @@ class Fp8Config:
     @property
     def block_m(self) -> int:
         return 64 * self.consumers
+
+    @property
+    def subtile_columns(self) -> int:
+        """The columns of C that a store brings: they divide block_n, so that no store reaches into the next tile."""
+        return math.gcd(self.block_n, 64)
 
     @property
     def threads(self) -> int:

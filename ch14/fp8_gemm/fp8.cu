@@ -21,7 +21,7 @@
 // TMA stores rows of whole 16 bytes, and of 128 if C is MXFP8.
 //
 // The macros, set with -D (Fp8Config.constants in configs.py):
-//   BLOCK_N         columns of a tile, 64 or 128
+//   BLOCK_N         columns of a tile, a multiple of 16 from 64 to 160
 //   CONSUMERS       warp groups that multiply, 1 to 3, with 64 rows of the tile each
 //   SCRATCH         scratch accumulators per consumer, 1 or 2
 //   STAGES          stages of the ring
@@ -43,7 +43,12 @@ constexpr int SUMS = BLOCK_N / 2;  // accumulators per thread: ROWS x BLOCK_N / 
 constexpr u32 A_BYTES = BLOCK_M * BLOCK_K, B_BYTES = BLOCK_N * BLOCK_K, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr u32 RING_BYTES = STAGES * STAGE_BYTES;
 constexpr u32 SCALE_BYTES = 4 * BLOCK_M;  // scale_a of one stage
-constexpr u32 SUBTILE_BYTES = ROWS * 128, BUFFERS = 2;  // C is staged in subtiles with rows of 128 bytes
+// C is staged in subtiles as wide as BLOCK_N allows, up to 128 bytes, so that no store reaches into the next tile.
+constexpr int SUBTILE_COLUMNS = BLOCK_N % 64 == 0 ? 64 : BLOCK_N % 32 == 0 ? 32 : 16;
+constexpr u32 LINE_BYTES = 2 * SUBTILE_COLUMNS, SUBTILE_BYTES = ROWS * 128, BUFFERS = 2;
+// Columns that always have one scale of B in common. A tile reaches into two blocks of columns at most.
+constexpr int GRAIN = SUBTILE_COLUMNS == 64 && BLOCK_N % 128 == 0 ? 128 : SUBTILE_COLUMNS;
+constexpr bool HAS_TWO_SCALES = 128 % BLOCK_N != 0;
 // Each warp of the consumers has a slot, in which it hands 16 rows of sums over. An epilogue warp stages such rows.
 constexpr u32 SLOTS = EPILOGUE_WARPS ? 4 * CONSUMERS : 0, SLOT_VECTORS = 32 * SUMS / 4;
 constexpr u32 ROWS_BYTES = 16 * 128, ALL_ROWS_BYTES = EPILOGUE_WARPS * BUFFERS * ROWS_BYTES;
@@ -55,7 +60,7 @@ constexpr int THREADS = 128 * (1 + CONSUMERS);
 constexpr int FIRST_GROUP_REGISTERS = EPILOGUE_WARPS ? 56 : PRODUCER_REGISTERS;
 constexpr int CONSUMER_REGISTERS = consumer_registers(CONSUMERS, 1) - (EPILOGUE_WARPS ? 8 : 0);
 static_assert(STAGES > 2, "one stage is added, the next multiplied, and a third loaded at the same time");
-static_assert(BLOCK_N == 128 || BLOCK_N == 64 && !MX, "a subtile of MXFP8 is 128 columns wide");
+static_assert(BLOCK_N == 128 || BLOCK_N % 16 == 0 && BLOCK_N <= 160 && !MX, "a subtile of MXFP8 is 128 columns wide");
 static_assert(!EPILOGUE_WARPS || !MX && !SPLIT, "epilogue warps store whole sums, as bf16");
 
 // SiLU uses only two instructions of the special function unit. __expf and a division would also handle subnormal
@@ -87,7 +92,7 @@ __device__ __forceinline__ void apply_bias_and_activation(float (&d)[COUNT], con
     }
 }
 
-// Stage 16 columns of a warp's 16 rows as bf16, in rows of 128 bytes from row `first_row` of `staged`. One stmatrix_x4
+// Stage 16 columns of a warp's 16 rows as bf16, in rows of LINE_BYTES from row `first_row` of `staged`. One stmatrix_x4
 // stores 16 x 16 elements. Lane l passes the address of row l % 16, in the left half if l < 16, else in the right one.
 //
 //                  columns 0-7     columns 8-15
@@ -95,8 +100,8 @@ __device__ __forceinline__ void apply_bias_and_activation(float (&d)[COUNT], con
 //     rows 8-15      matrix 1        matrix 3
 __device__ __forceinline__ void stage_bf16(const float* v, u32 staged, u32 first_row, int column) {
     const u32 lane = threadIdx.x % 32, row = first_row + lane % 16;
-    stmatrix_x4(staged + swizzle_offset(row * 128 + (column / 8 + lane / 16) * 16, 128), pack_bf16x2(v[0], v[1]),
-                pack_bf16x2(v[2], v[3]), pack_bf16x2(v[4], v[5]), pack_bf16x2(v[6], v[7]));
+    stmatrix_x4(staged + swizzle_offset(row * LINE_BYTES + (column / 8 + lane / 16) * 16, LINE_BYTES),
+                pack_bf16x2(v[0], v[1]), pack_bf16x2(v[2], v[3]), pack_bf16x2(v[4], v[5]), pack_bf16x2(v[6], v[7]));
 }
 
 // Stage all 128 columns as MXFP8. They are first rounded to bf16, as they would be stored otherwise. Then each block of
@@ -153,18 +158,19 @@ __device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_
     const bool leader = threadIdx.x % 128 == 0;
     apply_bias_and_activation(acc, bias, column + threadIdx.x % 4 * 2, N);
 #pragma unroll
-    for (int half = 0; half < (MX ? 1 : BLOCK_N / 64); ++half) {
+    for (int part = 0; part < (MX ? 1 : BLOCK_N / SUBTILE_COLUMNS); ++part) {
         const u32 buffer = staged + stored++ % BUFFERS * SUBTILE_BYTES;
         if (leader) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous subtile
         named_barrier_sync(barrier, 128);
         if constexpr (MX) stage_mx(acc, buffer, scales + column / 32, row, M, N / 32);
         else {
 #pragma unroll
-            for (int j = 0; j < 64; j += 16) stage_bf16(acc + half * 32 + j / 2, buffer, threadIdx.x / 32 % 4 * 16, j);
+            for (int j = 0; j < SUBTILE_COLUMNS; j += 16)
+                stage_bf16(acc + (part * SUBTILE_COLUMNS + j) / 2, buffer, threadIdx.x / 32 % 4 * 16, j);
         }
         fence_proxy_async();
         named_barrier_sync(barrier, 128);
-        if (leader) tma_store_2d(c_map, buffer, column + half * 64, row), bulk_commit();
+        if (leader) tma_store_2d(c_map, buffer, column + part * SUBTILE_COLUMNS, row), bulk_commit();
     }
 }
 
@@ -172,20 +178,21 @@ __device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_
 __device__ __forceinline__ void store_slot(const float4* slot, const TensorMap& c_map, u32 staged, u32& stored,
                                            const u32* bias, int row, int column, int N) {
     const u32 lane = threadIdx.x % 32;
-    for (int half = 0; half < BLOCK_N / 64; ++half) {
+    for (int part = 0; part < BLOCK_N / SUBTILE_COLUMNS; ++part) {
         const u32 buffer = staged + stored++ % BUFFERS * ROWS_BYTES;
         if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows
         __syncwarp();
 #pragma unroll
-        for (int j = 0; j < 64; j += 16) {
-            const float4 left = slot[(half * 8 + j / 8) * 32 + lane], right = slot[(half * 8 + j / 8 + 1) * 32 + lane];
+        for (int j = 0; j < SUBTILE_COLUMNS; j += 16) {
+            const int group = (part * SUBTILE_COLUMNS + j) / 8;  // of eight columns
+            const float4 left = slot[group * 32 + lane], right = slot[(group + 1) * 32 + lane];
             float d[8] = {left.x, left.y, left.z, left.w, right.x, right.y, right.z, right.w};
-            apply_bias_and_activation(d, bias, column + half * 64 + j + lane % 4 * 2, N);
+            apply_bias_and_activation(d, bias, column + group * 8 + lane % 4 * 2, N);
             stage_bf16(d, buffer, 0, j);
         }
         fence_proxy_async();
         __syncwarp();
-        if (lane == 0) tma_store_2d(c_map, buffer, column + half * 64, row), bulk_commit();
+        if (lane == 0) tma_store_2d(c_map, buffer, column + part * SUBTILE_COLUMNS, row), bulk_commit();
     }
 }
 
@@ -199,17 +206,17 @@ __device__ __forceinline__ bool reduce_splits(float (&acc)[SUMS], float4* parts,
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4)
         if (inside) __stcg(own_part + i * 32, make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
-    __threadfence();
     named_barrier_sync(barrier, 128);
     if (thread == 0) {
+        __threadfence();  // the barrier and the fence order the sums of all threads before the arrival
         const u32 arrived = atomicAdd(arrivals + tile * CONSUMERS + consumer, 1);
+        __threadfence();
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(arrived) : "memory");
     }
     named_barrier_sync(barrier, 128);
     u32 arrived;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(arrived) : "r"(flag) : "memory");
     if (arrived != splits - 1) return false;
-    __threadfence();
     for (int split = 0; inside && split < splits; ++split) {
         const float4* other = part(tile * splits + split);
 #pragma unroll
@@ -307,32 +314,48 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
 
 // A consumer multiplies the steps of `work`, and adds each scaled block to `acc`. `warp` is the warp of the CTA.
 __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory, Ring<STAGES>& state,
-                                        const float* scale_b, const Work& work, int steps, u32 warp) {
+                                        const float* scale_b, const Work& work, int steps, int N, u32 warp) {
     const u32 consumer = warp / 4 - 1, lane = threadIdx.x % 32;
     const u32 upper_row = consumer * ROWS + warp % 4 * 16 + lane / 4;  // this thread also holds the row 8 below
-    const float* tile_scale_b = scale_b + static_cast<u64>(work.column / BLOCK) * steps;
+    const int block = work.column / BLOCK, columns_left = (block + 1) * BLOCK - work.column;  // of this block
+    const float* tile_scale_b = scale_b + static_cast<u64>(block) * steps;
+    const int to_next = (block + 1) * BLOCK < N ? steps : 0;  // to the scales of the tile's other block, if any
     int step = work.first, blocks_left = work.last - step;
     float sums[SCRATCH][SUMS];
-    float next_scale_b = __ldg(tile_scale_b + min(step, steps - 1));  // one block ahead, because L2 takes long
-    float upper_scale, lower_scale;  // scale_a x scale_b of this thread's two rows, for the running block
+    // A scale_b comes one block ahead, because L2 takes long. A tile that reaches into a second block has two.
+    struct Scales {
+        float left, right;
+    };
+    auto load_scales = [&](int step) {
+        const float* source = tile_scale_b + min(step, steps - 1);
+        return Scales{__ldg(source), HAS_TWO_SCALES ? __ldg(source + to_next) : 0};
+    };
+    Scales next_scales = load_scales(step), block_scales;
+    float upper_scale, lower_scale;  // scale_a of this thread's two rows, for the running block
     u32 used_stage = state.stage;  // holds the running block
     auto start_block = [&](float (&sum)[SUMS]) {
-        const float block_scale_b = next_scale_b;
-        next_scale_b = __ldg(tile_scale_b + min(++step, steps - 1));
+        block_scales = next_scales;
+        next_scales = load_scales(++step);
         mbarrier_wait(memory.full + 8 * state.stage, state.phase);
         const u32 a = memory.ring + state.stage * STAGE_BYTES;
         const u32 stage_scales = memory.scales + state.stage * SCALE_BYTES + 4 * upper_row;
         multiply(sum, a + consumer * ROWS * BLOCK_K, a + A_BYTES);
-        upper_scale = load_shared(stage_scales) * block_scale_b;
-        lower_scale = load_shared(stage_scales + 32) * block_scale_b;
+        upper_scale = load_shared(stage_scales);
+        lower_scale = load_shared(stage_scales + 32);
         state.advance();
     };
-    auto add_block = [&](float (&sum)[SUMS], float upper, float lower) {
+    auto add_block = [&](float (&sum)[SUMS], float upper, float lower, Scales scales) {
         warpgroup_fence_operand(sum);
         // One lane speaks for its warp: the lanes have read their scales before their common wgmma_wait.
         if (lane == 0) mbarrier_arrive(memory.empty + 8 * used_stage);
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) acc[i] += sum[i] * (i / 2 % 2 ? lower : upper);
+        for (int begin = 0; begin < SUMS; begin += GRAIN / 2) {
+            const float scale = HAS_TWO_SCALES && begin * 2 >= columns_left ? scales.right : scales.left;
+            const float upper_factor = upper * scale, lower_factor = lower * scale;
+#pragma unroll
+            for (int i = begin; i < begin + GRAIN / 2 && i < SUMS; ++i)
+                acc[i] += sum[i] * (i / 2 % 2 ? lower_factor : upper_factor);
+        }
     };
 #pragma unroll
     for (int i = 0; i < SUMS; ++i) acc[i] = 0;
@@ -341,7 +364,7 @@ __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory
             used_stage = state.stage;
             start_block(sums[0]);
             wgmma_wait<0>();
-            add_block(sums[0], upper_scale, lower_scale);
+            add_block(sums[0], upper_scale, lower_scale, block_scales);
         }
     } else if (blocks_left > 0) {
         // The loop has no branch between two blocks: where running products cross a branch, the compiler makes each
@@ -349,10 +372,11 @@ __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory
         float (&even)[SUMS] = sums[0], (&odd)[SUMS] = sums[SCRATCH - 1];
         auto start_next_and_add = [&](float (&sum)[SUMS], float (&next)[SUMS]) {
             const float upper = upper_scale, lower = lower_scale;
+            const Scales scales = block_scales;
             const u32 next_stage = state.stage;
             start_block(next);
             wgmma_wait<1>();
-            add_block(sum, upper, lower);
+            add_block(sum, upper, lower, scales);
             used_stage = next_stage;
         };
         start_block(even);
@@ -360,10 +384,10 @@ __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory
         if (blocks_left == 2) {
             start_next_and_add(even, odd);
             wgmma_wait<0>();
-            add_block(odd, upper_scale, lower_scale);
+            add_block(odd, upper_scale, lower_scale, block_scales);
         } else {
             wgmma_wait<0>();
-            add_block(even, upper_scale, lower_scale);
+            add_block(even, upper_scale, lower_scale, block_scales);
         }
     }
 }
@@ -431,7 +455,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int id = blockIdx.x; id < count; id += gridDim.x, slot_phase ^= 1) {
             const Work work = works.get(id);
             const int row = work.row + consumer * ROWS;
-            consume(acc, memory, state, scale_b, work, works.steps, warp);
+            consume(acc, memory, state, scale_b, work, works.steps, N, warp);
             if constexpr (SPLIT) {
                 const bool inside = row + static_cast<int>(warp % 4 * 16) < M;
                 if (!reduce_splits(acc, parts, arrivals, memory.flags + 4 * consumer, id, splits, inside, group))

@@ -38,7 +38,11 @@ def run(config: Fp8Config, shape, seeds, change=("", ""), activation=None):
         cuda_magic.make_tensor_map(a.view(torch.uint8), (rows, 128), swizzle="128B"),
         cuda_magic.make_tensor_map(b.T.view(torch.uint8), (config.block_n, 128), swizzle="128B"),
         cuda_magic.make_tensor_map(scale_a.T, (1, rows)),
-        cuda_magic.make_tensor_map(out, (16 if config.epilogue_warps else 64, 64), swizzle="128B"),
+        cuda_magic.make_tensor_map(
+            out,
+            (16 if config.epilogue_warps else 64, config.subtile_columns),
+            swizzle=f"{2 * config.subtile_columns}B",
+        ),
     )
     args = (*maps, scale_b, vector, room, room, room, *map(ctypes.c_int, (m, n, k, 1, rows)))
     launch = emulator.prepare(
@@ -84,6 +88,9 @@ def test_it_is_right_in_every_order(config, shape, activation):
         Fp8Config(1, 2, 5, 64),
         Fp8Config(num_stages=4, epilogue_warps=2),
         Fp8Config(1, 2, 5, 64, epilogue_warps=3),
+        Fp8Config(2, 2, 3, 96),
+        Fp8Config(1, 2, 3, 112, epilogue_warps=2),
+        Fp8Config(1, 1, 3, 160),
     ],
     ids=str,
 )
