@@ -84,12 +84,14 @@ def _check_operands(x, weight, scales, out) -> tuple[int, int, int]:
 
 def _check_hardware(config: DecodeConfig, x: torch.Tensor) -> None:
     if IS_INTERPRETED:
-        if config.kernel == "registers":
+        if config.kernel != "plain":
             raise device.Unsupported(
-                "the interpreter runs Triton, not Gluon: use a plain configuration without a GPU."
+                "the interpreter runs Triton, not Gluon or CUDA C++: use a plain configuration without a GPU."
             )
     elif not x.is_cuda:
         raise device.Unsupported(f"decode needs its tensors on a GPU; they are on {x.device}: move them.")
+    elif config.kernel == "wgmma" and not device.current().has_wgmma:
+        raise device.Unsupported("the wgmma kernel runs on Hopper only: use a plain configuration.")
     elif config.kernel == "registers" and (device.current().capability or (0, 0)) < (9, 0):
         raise device.Unsupported(
             "the registers kernel needs products of bf16x2 (compute capability 9.0 or newer): "
@@ -101,7 +103,7 @@ def _build(x, weight, scales, out, config, early: bool):
     """Check the arguments and compile the kernel.
 
     Return a function of (x, weight, scales, out, parts, counters) that launches it, the configuration, and the numbers
-    of parts and of counters.
+    of parts and of counters. Where these are 0, the function takes only the first four.
     """
     m, n, k = _check_operands(x, weight, scales, out)
     config = operands.choose_config(
@@ -142,7 +144,7 @@ def _build(x, weight, scales, out, config, early: bool):
 
 
 def _build_wgmma(x, weight, scales, out, config: DecodeConfig, early: bool):
-    """Return what `_build` does, for the wgmma kernel."""
+    """Return what `_build` does, for the wgmma kernel, which needs no parts and no counters."""
     (m, k), n = x.shape, weight.shape[0]
     if k % SLAB or scales.data_ptr() % 4:
         raise ValueError(
@@ -150,18 +152,18 @@ def _build_wgmma(x, weight, scales, out, config: DecodeConfig, early: bool):
             "use another configuration."
         )
     tokens, (tiles, splits) = padded_tokens(m, "wgmma"), config.grid(n, k)
-    parts = tiles * splits * config.block_n * tokens if splits > 1 else 1
+    if splits > 8:
+        raise ValueError(
+            f"a cluster has at most 8 CTAs; a share of {config.share} makes {splits}: take a longer one."
+        )
     arguments = {
         "weight_map": make_tensor_map(weight, (config.block_n, SLAB // 2), l2_promotion="128B"),
         "x": x,
         "scales": scales,
         "out": out,
-        "parts": None,
-        "arrivals": None,
         **{name: ctypes.c_int(value) for name, value in zip("MNK", (m, n, k))},
         "splits": ctypes.c_int(splits),
     }
-    tensors = ("x", "weight_map", "scales", "out", "parts", "arrivals")
     launch = cuda.prepare_launch(
         cuda.load_kernel(
             SOURCE,
@@ -172,10 +174,11 @@ def _build_wgmma(x, weight, scales, out, config: DecodeConfig, early: bool):
         config.threads,
         arguments,
         config.smem_bytes(tokens),
+        cluster=splits,
         early=early,
-        follows={name: position for position, name in enumerate(tensors)},
+        follows={"x": 0, "weight_map": 1, "scales": 2, "out": 3},
     )
-    return launch, config, parts, tiles * (config.block_n // 64)
+    return launch, config, 0, 0
 
 
 def _make_workspace(parts: int, counters: int, where: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -189,17 +192,15 @@ def _plan(x, weight, scales, out, config) -> Plan:
     # The kernel before may have written the weights, so none is loaded before it has ended.
     run, config, parts, counters = _build(x, weight, scales, out, config, False)
 
-    def launch(x, weight, scales, out):
-        run(
-            x,
-            weight,
-            scales,
-            out,
-            torch.empty(parts, dtype=torch.float32, device=x.device),
-            workspace.make_counters(counters, x.device),
+    def launch(*tensors):
+        where = tensors[0].device
+        parts_and_counters = (
+            torch.empty(parts, dtype=torch.float32, device=where),
+            workspace.make_counters(counters, where),
         )
+        run(*tensors, *parts_and_counters)
 
-    return Plan(launch, (x.shape[0], weight.shape[0]), torch.bfloat16, x.device, config)
+    return Plan(launch if counters else run, (x.shape[0], weight.shape[0]), torch.bfloat16, x.device, config)
 
 
 planner = Planner(_plan, ("x", "weight", "scales"))
@@ -224,10 +225,12 @@ def prepare(
     the previous kernel of the stream has ended: after writing `weight` or `scales` in place, prepare again. `x` may
     change between launches.
     """
+    if isinstance(x, torch.Tensor) and x.ndim == 2 and not x.shape[0]:
+        return planner.prepare((x, weight, scales), out, config)  # nothing to launch
     launch, config, parts, counters = _build(x, weight, scales, out, config, True)
     if out is None:
         out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
-    tensors = x, weight, scales, out, *_make_workspace(parts, counters, x.device)
+    tensors = x, weight, scales, out, *(_make_workspace(parts, counters, x.device) if counters else ())
     return Launch(functools.partial(launch, *tensors), out, config)
 
 

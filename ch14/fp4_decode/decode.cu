@@ -21,8 +21,9 @@
 //
 // A sum over K may take its terms in any order, so the tokens are stored in this order, too (stage_tokens).
 //
-// Each of the `splits` CTAs of a tile stores its sums. The last one adds them, always in the same order. Sources: OCP
-// MX v1.0, 5.3 and 5.4. PTX ISA, "wgmma" (which lane holds which element) and "mul" (bf16x2, subnormals).
+// The `splits` CTAs of a tile are a cluster. In the end each leaves its sums in shared memory, and adds those of some
+// tokens of all CTAs, always in the same order. Sources: OCP MX v1.0, 5.3 and 5.4. PTX ISA, "wgmma" (which lane holds
+// which element) and "mul" (bf16x2, subnormals).
 //
 // The macros, set with -D (DecodeConfig.constants in configs.py): TOKENS (8, 16, 32, 48 or 64), CONSUMERS (1 to 4),
 // STAGES, and CTAS, how many CTAs share an SM.
@@ -31,6 +32,8 @@
 constexpr int SLAB = 128, ROWS = 64 * CONSUMERS, SUMS = TOKENS / 2;
 constexpr u32 CODE_BYTES = ROWS * SLAB / 2, TOKEN_BYTES = TOKENS * SLAB * 2, SCALE_BYTES = ROWS * 4;
 constexpr u32 RING_BYTES = STAGES * (CODE_BYTES + TOKEN_BYTES);
+constexpr u32 SUMS_BYTES = 128 * CONSUMERS * 16;  // four sums of each thread
+static_assert(SUMS / 4 * SUMS_BYTES <= RING_BYTES, "the sums lie in the ring");
 constexpr int STAGERS = 3, THREADS = 128 * (1 + CONSUMERS);
 constexpr int PASSES = TOKENS / 8, BATCH = PASSES == 1 ? 1 : 2;  // a warp stages 8 tokens per pass
 // All threads start with an equal share of the registers. The first warp group keeps some, and the others get the rest.
@@ -72,17 +75,17 @@ __device__ __forceinline__ void wgmma_m64k16_registers(float (&d)[SUMS], const u
     WGMMA(64, 32, 32, 33, 34, 35, 36)
 }
 
-// Shared memory, in this order: codes, tokens, scales, barriers, and a flag per consumer.
+// Shared memory, in this order: tokens, codes, scales, and barriers. In the end the sums take the place of the ring.
 extern __shared__ __align__(1024) char shared[];
 
 struct Memory {
-    u32 tokens, codes, scales, full, empty, flags;  // addresses in shared memory
+    u32 tokens, codes, scales, full, empty;  // addresses in shared memory
 };
 
 __device__ __forceinline__ Memory divide_memory() {
     const u32 tokens = shared_address(shared), codes = tokens + STAGES * TOKEN_BYTES, scales = tokens + RING_BYTES;
     const u32 full = scales + STAGES * SCALE_BYTES, empty = full + 8 * STAGES;
-    return {tokens, codes, scales, full, empty, empty + 8 * STAGES};
+    return {tokens, codes, scales, full, empty};
 }
 
 __device__ __forceinline__ uint4 load_shared_16(u32 address) {
@@ -188,40 +191,9 @@ __device__ __forceinline__ void stage_tokens(u32 tile, const uint4* x, int M, in
     }
 }
 
-// Store the sums of one of the `splits` CTAs of a tile. The last to arrive adds all sums in their order; it gets true.
-__device__ __forceinline__ bool reduce_splits(float (&acc)[SUMS], float4* parts, u32* arrivals, u32 flag, int tile,
-                                              int split, int splits) {
-    const u32 consumer = threadIdx.x / 128 - 1, thread = threadIdx.x % 128;
-    float4* first = parts + (static_cast<u64>(tile) * CONSUMERS + consumer) * splits * (32 * SUMS) + thread;
-#pragma unroll
-    for (int i = 0; i < SUMS; i += 4)
-        __stcg(first + (split * SUMS + i) * 32, make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
-    named_barrier_sync(1 + consumer, 128);
-    if (thread == 0) {
-        __threadfence();  // the barrier and the fence order the sums of all threads before the arrival
-        const u32 arrived = atomicAdd(arrivals + tile * CONSUMERS + consumer, 1);
-        __threadfence();
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(arrived) : "memory");
-    }
-    named_barrier_sync(1 + consumer, 128);
-    u32 arrived;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(arrived) : "r"(flag) : "memory");
-    if (arrived != splits - 1) return false;
-#pragma unroll
-    for (int i = 0; i < SUMS; ++i) acc[i] = 0;
-    for (int other = 0; other < splits; ++other)
-#pragma unroll
-        for (int i = 0; i < SUMS; i += 4) {
-            const float4 sum = __ldcg(first + (other * SUMS + i) * 32);
-            acc[i] += sum.x, acc[i + 1] += sum.y, acc[i + 2] += sum.z, acc[i + 3] += sum.w;
-        }
-    if (thread == 0) arrivals[tile * CONSUMERS + consumer] = 0;  // for the next launch
-    return true;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
     decode_wgmma(const __grid_constant__ TensorMap weight_map, const uint4* x, const unsigned char* scales,
-                 unsigned short* out, float4* parts, u32* arrivals, int M, int N, int K, int splits) {
+                 unsigned short* out, int M, int N, int K, int splits) {
     const Memory memory = divide_memory();
     const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
@@ -237,6 +209,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
     const int tile = blockIdx.x / splits, split = blockIdx.x % splits, slabs = K / SLAB, row = tile * ROWS;
     const int first = static_cast<long long>(slabs) * split / splits;
     const int last = static_cast<long long>(slabs) * (split + 1) / splits;
+    // A consumer's thread decodes and sums this row of the tile and the one 8 below.
+    const int upper = (warp / 4 - 1) * 64 + warp % 4 * 16 + lane / 4;
+    const u32 own_sums = memory.tokens + (threadIdx.x - 128) * 16;
     Ring<STAGES> state;
     if (warp < 4) {
         warpgroup_reg_dealloc<STAGER_REGISTERS>();
@@ -260,7 +235,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
         }
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        const u32 consumer = warp / 4 - 1, upper = consumer * 64 + warp % 4 * 16 + lane / 4;  // and the row 8 below
         float acc[SUMS];
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) acc[i] = 0;
@@ -293,13 +267,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
         }
         wgmma_wait<0>();
         warpgroup_fence_operand(acc);
-        griddepcontrol_wait();  // the previous kernel may still read `out` and use the work space
-        if (splits > 1 && !reduce_splits(acc, parts, arrivals, memory.flags + 4 * consumer, tile, split, splits))
-            return;
+        named_barrier_sync(1, 128 * CONSUMERS);  // no consumer reads the ring any more, so the sums can lie there
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) {
-            const int n = row + upper + i % 4 / 2 * 8, token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            if (n < N && token < M) out[static_cast<u64>(token) * N + n] = pack_bf16x2(acc[i], 0);
+        for (int i = 0; i < SUMS; i += 4)
+            store_shared_16(own_sums + i / 4 * SUMS_BYTES, __float_as_uint(acc[i]), __float_as_uint(acc[i + 1]),
+                            __float_as_uint(acc[i + 2]), __float_as_uint(acc[i + 3]));
+    }
+    __syncwarp();
+    cluster_arrive(), cluster_wait();
+    if (warp >= 4) {
+        griddepcontrol_wait();  // the previous kernel may still read `out`
+        for (int group = split; group < SUMS / 4; group += splits) {  // of eight tokens
+            float4 sum = make_float4(0, 0, 0, 0);
+            for (int rank = 0; rank < splits; ++rank) {
+                const float4 other = load_shared_cluster(own_sums + group * SUMS_BYTES, rank);
+                sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
+            }
+            const int token = group * 8 + lane % 4 * 2, n = row + upper;
+            auto store = [&](int token, int n, float value) {
+                if (n < N && token < M) out[static_cast<u64>(token) * N + n] = pack_bf16x2(value, 0);
+            };
+            store(token, n, sum.x), store(token + 1, n, sum.y);
+            store(token, n + 8, sum.z), store(token + 1, n + 8, sum.w);
         }
     }
+    cluster_arrive(), cluster_wait();  // no CTA ends while another one reads its sums
 }

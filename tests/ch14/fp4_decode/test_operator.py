@@ -307,7 +307,7 @@ def test_a_grid_holds_the_shares():
 
 @pytest.mark.skipif(HERE.capability is not None, reason="without a GPU")
 def test_the_interpreter_has_no_gluon():
-    refused("Triton, not Gluon", config=next(iter(fp4_decode.configs(4))), error=device.Unsupported)
+    refused("Triton, not Gluon or CUDA", config=next(iter(fp4_decode.configs(4))), error=device.Unsupported)
 
 
 @pytest.mark.parametrize(

@@ -7,67 +7,83 @@ import pytest
 import torch
 
 from ch14 import fp4_decode
+from ch14.fp4_decode import DecodeConfig
 from tilelab import emulator
 from tilelab.cells import cuda_magic
 from tilelab.measure import check
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
-SOURCE = (
-    fp4_decode.SOURCE
-    if hasattr(fp4_decode, "SOURCE")
-    else __import__("pathlib").Path(fp4_decode.__file__).with_name("decode.cu")
-)
 
 
 @functools.cache
 def find_kernel(constants: tuple, change: tuple[str, str]):
-    source = SOURCE.read_text()
-    assert change[0] in source
+    source = fp4_decode.SOURCE.read_text()
+    assert change[0] in source, change
     return cuda_magic.find_kernels(source.replace(*change), constants)["decode_wgmma"]
 
 
-def run(tokens, consumers, stages, shape, splits, seeds, change=("", ""), scale_range=(118, 129)):
-    (m, n, k) = shape
-    x = torch.randn(m, k).bfloat16()
-    weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-    scales = torch.randint(*scale_range, (n, k // 32)).to(torch.uint8)
+def run(config: DecodeConfig, shape, seeds, change=("", ""), scales=(118, 128)):
+    """Return the largest relative error over the seeds."""
+    m, n, k = shape
+    x, weight = torch.randn(m, k).bfloat16(), torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    scales = torch.randint(scales[0], scales[1] + 1, (n, k // 32)).to(torch.uint8)
     wanted = fp4_decode.spec(x, weight, scales)
     out, touched = check.make_poisoned((m, n), torch.bfloat16, "cpu")
-    constants = tuple(
-        f"-D{name}={value}"
-        for name, value in dict(TOKENS=tokens, CONSUMERS=consumers, STAGES=stages, CTAS=1).items()
-    )
-    tiles = -(-n // (64 * consumers))
-    parts = torch.full((tiles * splits * 64 * consumers * tokens,), float("nan"))
-    arrivals = torch.zeros(tiles * consumers, dtype=torch.int32)
-    weight_map = cuda_magic.make_tensor_map(weight, (64 * consumers, 64))
-    args = (weight_map, x, scales, out, parts, arrivals, *map(ctypes.c_int, (m, n, k, splits)))
-    rows = 64 * consumers
-    smem = stages * (rows * 64 + tokens * 256 + rows * 4 + 16) + 4 * consumers
+    tokens, (tiles, splits) = fp4_decode.padded_tokens(m, "wgmma"), config.grid(n, k)
+    constants = tuple(f"-D{name}={value}" for name, value in config.constants(tokens).items())
     launch = emulator.prepare(
-        find_kernel(constants, change), tiles * splits, 128 * (1 + consumers), args, smem
+        find_kernel(constants, change),
+        tiles * splits,
+        config.threads,
+        (
+            cuda_magic.make_tensor_map(weight, (config.block_n, 64)),
+            *(x, scales, out),
+            *map(ctypes.c_int, (m, n, k, splits)),
+        ),
+        config.smem_bytes(tokens),
+        cluster=splits,
     )
     error = 0
     for seed in seeds:
         out.fill_(float("nan"))
         launch(seed)
         assert touched() == ""
-        assert not arrivals.any()
         error = max(error, check.relative_error(out, wanted))
     return error
 
 
 @pytest.mark.parametrize(
-    "given",
+    "config, shape, scales",
     [
-        (8, 1, 3, (5, 70, 512), 1),
-        (8, 2, 4, (8, 200, 1280), 2),
-        (16, 1, 3, (9, 40, 384), 2),
-        (64, 1, 3, (50, 64, 640), 2),
-        (32, 2, 2, (17, 129, 256), 1),
-        (48, 1, 3, (33, 64, 384), 3),
+        (DecodeConfig("wgmma", 64, 512, 4, 3), (5, 70, 512), (118, 128)),
+        (DecodeConfig("wgmma", 128, 640, 8, 4), (8, 200, 1280), (120, 131)),
+        (DecodeConfig("wgmma", 64, 384, 4, 3), (9, 40, 384), (0, 3)),
+        (DecodeConfig("wgmma", 64, 256, 4, 3), (50, 64, 640), (118, 128)),
+        (DecodeConfig("wgmma", 128, 256, 8, 2), (17, 129, 256), (230, 234)),
+        (DecodeConfig("wgmma", 64, 128, 4, 3), (33, 64, 384), (118, 128)),
     ],
     ids=str,
 )
-def test_it_is_right_in_every_order(given):
-    assert run(*given, emulator.SEEDS) < 2**-8
+def test_it_is_right_in_every_order(config, shape, scales):
+    assert run(config, shape, emulator.SEEDS, scales=scales) < 2**-8
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("if (pass == 0) mbarrier_wait(empty, phase);", ""),
+        ("                fence_proxy_async();\n", ""),
+        ("                copies_arrive(ready);\n", "                mbarrier_arrive(ready);\n"),
+        ("wgmma_wait<1>();", "wgmma_wait<2>();"),
+        ("        named_barrier_sync(1, 128 * CONSUMERS);", ""),
+        ("    cluster_arrive(), cluster_wait();  // no CTA ends", "    // no CTA ends"),
+        ("store(1, 0x7632,", "store(1, 0x5410,"),
+        ("<false>(a, words, scale_above, scale_below)", "<false>(a, words, scale_above, scale_above)"),
+    ],
+)
+def test_a_planted_fault_is_found(change):
+    config, shape = DecodeConfig("wgmma", 128, 640, 8, 3), (20, 150, 1280)
+    try:
+        assert not run(config, shape, emulator.SEEDS, change) < 2**-8
+    except emulator.EmulationError:
+        pass
