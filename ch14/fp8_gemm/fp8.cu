@@ -312,6 +312,12 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
     }
 }
 
+// Scales for a tile that reaches into a second block of B's columns: those of its left and of its right columns.
+struct Scales {
+    float left, right;
+    __device__ __forceinline__ Scales operator*(float factor) const { return {left * factor, right * factor}; }
+};
+
 // A consumer multiplies the steps of `work`, and adds each scaled block to `acc`. `warp` is the warp of the CTA.
 __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory, Ring<STAGES>& state,
                                         const float* scale_b, const Work& work, int steps, int N, u32 warp) {
@@ -322,36 +328,33 @@ __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory
     const int to_next = (block + 1) * BLOCK < N ? steps : 0;  // to the scales of the tile's other block, if any
     int step = work.first, blocks_left = work.last - step;
     float sums[SCRATCH][SUMS];
-    // A scale_b comes one block ahead, because L2 takes long. A tile that reaches into a second block has two.
-    struct Scales {
-        float left, right;
-    };
     auto load_scales = [&](int step) {
         const float* source = tile_scale_b + min(step, steps - 1);
         return Scales{__ldg(source), HAS_TWO_SCALES ? __ldg(source + to_next) : 0};
     };
-    Scales next_scales = load_scales(step), block_scales;
-    float upper_scale, lower_scale;  // scale_a of this thread's two rows, for the running block
+    Scales next_scale_b = load_scales(step);  // one block ahead, because L2 takes long
+    Scales upper_scale, lower_scale;  // scale_a x scale_b of this thread's two rows, for the running block
     u32 used_stage = state.stage;  // holds the running block
     auto start_block = [&](float (&sum)[SUMS]) {
-        block_scales = next_scales;
-        next_scales = load_scales(++step);
+        const Scales block_scale_b = next_scale_b;
+        next_scale_b = load_scales(++step);
         mbarrier_wait(memory.full + 8 * state.stage, state.phase);
         const u32 a = memory.ring + state.stage * STAGE_BYTES;
         const u32 stage_scales = memory.scales + state.stage * SCALE_BYTES + 4 * upper_row;
         multiply(sum, a + consumer * ROWS * BLOCK_K, a + A_BYTES);
-        upper_scale = load_shared(stage_scales);
-        lower_scale = load_shared(stage_scales + 32);
+        upper_scale = block_scale_b * load_shared(stage_scales);
+        lower_scale = block_scale_b * load_shared(stage_scales + 32);
         state.advance();
     };
-    auto add_block = [&](float (&sum)[SUMS], float upper, float lower, Scales scales) {
+    auto add_block = [&](float (&sum)[SUMS], Scales upper, Scales lower) {
         warpgroup_fence_operand(sum);
         // One lane speaks for its warp: the lanes have read their scales before their common wgmma_wait.
         if (lane == 0) mbarrier_arrive(memory.empty + 8 * used_stage);
 #pragma unroll
         for (int begin = 0; begin < SUMS; begin += GRAIN / 2) {
-            const float scale = HAS_TWO_SCALES && begin * 2 >= columns_left ? scales.right : scales.left;
-            const float upper_factor = upper * scale, lower_factor = lower * scale;
+            const bool is_right = HAS_TWO_SCALES && 2 * begin >= columns_left;
+            const float upper_factor = is_right ? upper.right : upper.left;
+            const float lower_factor = is_right ? lower.right : lower.left;
 #pragma unroll
             for (int i = begin; i < begin + GRAIN / 2 && i < SUMS; ++i)
                 acc[i] += sum[i] * (i / 2 % 2 ? lower_factor : upper_factor);
@@ -364,19 +367,18 @@ __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory
             used_stage = state.stage;
             start_block(sums[0]);
             wgmma_wait<0>();
-            add_block(sums[0], upper_scale, lower_scale, block_scales);
+            add_block(sums[0], upper_scale, lower_scale);
         }
     } else if (blocks_left > 0) {
         // The loop has no branch between two blocks: where running products cross a branch, the compiler makes each
         // wait for the one before.
         float (&even)[SUMS] = sums[0], (&odd)[SUMS] = sums[SCRATCH - 1];
         auto start_next_and_add = [&](float (&sum)[SUMS], float (&next)[SUMS]) {
-            const float upper = upper_scale, lower = lower_scale;
-            const Scales scales = block_scales;
+            const Scales upper = upper_scale, lower = lower_scale;
             const u32 next_stage = state.stage;
             start_block(next);
             wgmma_wait<1>();
-            add_block(sum, upper, lower, scales);
+            add_block(sum, upper, lower);
             used_stage = next_stage;
         };
         start_block(even);
@@ -384,10 +386,10 @@ __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory
         if (blocks_left == 2) {
             start_next_and_add(even, odd);
             wgmma_wait<0>();
-            add_block(odd, upper_scale, lower_scale, block_scales);
+            add_block(odd, upper_scale, lower_scale);
         } else {
             wgmma_wait<0>();
-            add_block(even, upper_scale, lower_scale, block_scales);
+            add_block(even, upper_scale, lower_scale);
         }
     }
 }

@@ -24,7 +24,7 @@ _NO_WAITS = (
     ("if (lane == 0) mbarrier_arrive(memory.empty + 8 * used_stage);", "", 1),
 )
 _NO_PRODUCTS = ("multiply(sum, a + consumer * ROWS * BLOCK_K, a + A_BYTES);", "", 1)
-_ADDITION = "acc[i] += sum[i] * (i / 2 % 2 ? lower : upper);"
+_ADDITION = "acc[i] += sum[i] * (i / 2 % 2 ? lower_factor : upper_factor);"
 _NO_SUMS = (_ADDITION, "acc[i] = 0;", 1)
 # Without any use of the sums the compiler drops the products.
 _ONE_ADDITION = (_ADDITION, "if (i == 0) acc[i] += sum[i];", 1)

@@ -313,7 +313,7 @@ def test_the_interpreter_has_no_gluon():
 @pytest.mark.parametrize(
     "given, message",
     [
-        (("fast", 64, 512, 4, 2), "choose registers or plain"),
+        (("fast", 64, 512, 4, 2), "choose wgmma, registers or plain"),
         (("plain", 96, 512, 4, 2), "power of two from 16 to 512"),
         (("registers", 64, 512, 8, 2), "8 warps need 128 rows"),
         (("registers", 64, 128, 4, 2), "more than a share"),

@@ -41,7 +41,7 @@ def test_spec_is_the_product_of_what_the_blocks_stand_for():
         (dict(consumers=4), "consumers is 4; it must be a whole number from 1 to 3"),
         (dict(num_stages=2), "num_stages is 2; it must be a whole number from 3"),
         (dict(splits=True), "splits is True"),
-        (dict(block_n=96), "block_n is 96; it must be 64 or 128"),
+        (dict(block_n=72), "block_n is 72; it must be a multiple of 16 from 64 to 160"),
         (dict(consumers=3), "one scratch each"),
         (dict(num_stages=7), "needs 265,\\d{3} B of shared memory per block; Hopper has 232,448"),
     ],
