@@ -42,7 +42,7 @@ class DecodeConfig:
             for name, allowed in (
                 ("block_n", range(64, 257, 64)),
                 ("share", range(SLAB, 2**24 + 1, SLAB)),
-                ("num_stages", range(2, 17)),
+                ("num_stages", range(3, 17)),
                 ("num_warps", (self.block_n // 16,) if type(self.block_n) is int else ()),
             ):
                 if type(getattr(self, name)) is not int or getattr(self, name) not in allowed:

@@ -34,7 +34,9 @@ constexpr u32 CODE_BYTES = ROWS * SLAB / 2, TOKEN_BYTES = TOKENS * SLAB * 2, SCA
 constexpr u32 RING_BYTES = STAGES * (CODE_BYTES + TOKEN_BYTES);
 constexpr u32 SUMS_BYTES = 128 * CONSUMERS * 16;  // four sums of each thread
 static_assert(SUMS / 4 * SUMS_BYTES <= RING_BYTES, "the sums lie in the ring");
-constexpr int STAGERS = 3, THREADS = 128 * (1 + CONSUMERS);
+constexpr int STAGERS = 3;
+static_assert(STAGES >= STAGERS, "a warp that stages may be at most one phase ahead of a barrier");
+constexpr int THREADS = 128 * (1 + CONSUMERS);
 constexpr int PASSES = TOKENS / 8, BATCH = PASSES == 1 ? 1 : 2;  // a warp stages 8 tokens per pass
 // All threads start with an equal share of the registers. The first warp group keeps some, and the others get the rest.
 constexpr int STAGER_REGISTERS = 64, SHARE_OF_REGISTERS = 65536 / CTAS / THREADS / 8 * 8;

@@ -323,9 +323,9 @@ __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory
                                         const float* scale_b, const Work& work, int steps, int N, u32 warp) {
     const u32 consumer = warp / 4 - 1, lane = threadIdx.x % 32;
     const u32 upper_row = consumer * ROWS + warp % 4 * 16 + lane / 4;  // this thread also holds the row 8 below
-    const int block = work.column / BLOCK, columns_left = (block + 1) * BLOCK - work.column;  // of this block
+    const int block = work.column / BLOCK, columns_left = (block + 1) * BLOCK - work.column;
     const float* tile_scale_b = scale_b + static_cast<u64>(block) * steps;
-    const int to_next = (block + 1) * BLOCK < N ? steps : 0;  // to the scales of the tile's other block, if any
+    const int to_next = (block + 1) * BLOCK < N ? steps : 0;  // to the other block's scales
     int step = work.first, blocks_left = work.last - step;
     float sums[SCRATCH][SUMS];
     auto load_scales = [&](int step) {

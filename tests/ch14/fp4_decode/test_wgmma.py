@@ -59,7 +59,7 @@ def run(config: DecodeConfig, shape, seeds, change=("", ""), scales=(118, 128)):
         (DecodeConfig("wgmma", 128, 640, 8, 4), (8, 200, 1280), (120, 131)),
         (DecodeConfig("wgmma", 64, 384, 4, 3), (9, 40, 384), (0, 3)),
         (DecodeConfig("wgmma", 64, 256, 4, 3), (50, 64, 640), (118, 128)),
-        (DecodeConfig("wgmma", 128, 256, 8, 2), (17, 129, 256), (230, 234)),
+        (DecodeConfig("wgmma", 128, 1024, 8, 3), (17, 129, 1024), (230, 234)),
         (DecodeConfig("wgmma", 64, 128, 4, 3), (33, 64, 384), (118, 128)),
     ],
     ids=str,
