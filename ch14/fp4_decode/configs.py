@@ -24,9 +24,9 @@ _OLD_NAME = re.compile(
 class DecodeConfig:
     """Hold a program's tile, which is `block_n` rows of W and `share` columns. Raise ValueError for impossible values.
 
-    `kernel` is "wgmma" (CUDA C++), whose ring has `num_stages` slabs of 128 columns, and where each warp decodes 16 rows;
-    "registers" (Gluon), which keeps `num_stages` slabs in registers; or "plain" (Triton), which has `num_stages`
-    stages.
+    `kernel` is "wgmma" (CUDA C++), whose ring has `num_stages` slabs of 128 columns, and where each of `num_warps`
+    warps decodes 16 rows; "registers" (Gluon), which keeps `num_stages` slabs in registers; or "plain" (Triton), which
+    has `num_stages` stages.
     """
 
     kernel: str

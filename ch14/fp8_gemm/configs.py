@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ BLOCK = 128  # A scale covers so many columns of K and of B. The widest swizzle 
 ACTIVATIONS = (None, "silu", "gelu")
 MAX_SPLITS = 64
 FLOPS_PER_CLOCK = 8192  # of a Hopper SM in fp8, twice the rate of bf16
-LEAST_STEPS = 28  # of K per split: with fewer, adding the splits takes longer than they save
+LEAST_STEPS = 6  # of K per split: fewer do not fill the ring
 TILE = ("block_m block_n", "num_stages", "consumers", "scratch")  # always part of the name
 PHRASES = {
     "block_m block_n": "{}×{}",
@@ -163,26 +165,59 @@ SQUARE, TALL, LOW, THIN = Fp8Config(), Fp8Config(3, 1, 4), Fp8Config(2, 2, 7, 64
 
 
 def configs() -> dict[str, Fp8Config]:
-    """Return configurations by name. `best_config` takes `thin` up to 64 rows, `low` up to 128, and for more rows the
-    one that `predict_us` expects to be fastest."""
+    """Return configurations by name. `candidates` lists more."""
     return {"square": SQUARE, "tall": TALL, "low": LOW, "thin": THIN}
 
 
-def best_config(m: int, n: int, k: int, sms: int, mx: bool = False) -> Fp8Config:
-    """Return the configuration for a shape on `sms` SMs that no table of tuned shapes helps with.
+# Tiles as (consumers, scratch, columns). Widths other than 64 and 128 can avoid a wave in which few SMs work.
+TILES = (
+    *((1, 2, columns) for columns in (64, 80, 96, 112, 128)),
+    (1, 1, 160),
+    *((2, 2, columns) for columns in (64, 80, 96, 112, 128)),
+    *((2, 1, columns) for columns in (144, 160)),
+    *((3, 1, columns) for columns in (64, 80, 96, 112, 128)),
+)
 
-    Few rows get a tile that holds them all and is narrow, so that there are many tiles. Where tiles are still few and K
-    is long, `splits` fill the SMs. More rows get the tile whose waves take the least time: a taller one can save a
-    wave, and a narrower one fills SMs that would be idle. An MXFP8 output (`mx`) needs 128 columns.
+
+@functools.cache
+def fill_ring(consumers: int, scratch: int, block_n: int, **fields: int) -> Fp8Config:
+    """Return an early configuration with as many stages as fit into shared memory."""
+    for stages in range(16, 2, -1):
+        with contextlib.suppress(ValueError):  # too much shared memory
+            return Fp8Config(consumers, scratch, stages, block_n, pdl=True, **fields)
+    raise ValueError(f"no ring of {consumers} consumers and {block_n} columns fits into shared memory.")
+
+
+def candidates(m: int, n: int, k: int, sms: int, mx: bool = False) -> dict[str, Fp8Config]:
+    """Return the configurations that "best" chooses from, by the name of their family, such as "128×96 split".
+
+    The families are those of `tilelab.runtime.choice`. Few tiles share the SMs in splits of K, which take all SMs or
+    half of them.
     """
-    if m > 128:
-        tiles = (SQUARE,) if mx else (SQUARE, TALL, LOW, THIN)
-        config = min(tiles, key=lambda tile: predict_us(tile, m, n, k, sms))
-        return dataclasses.replace(config, group_m=16 if m >= 4096 else 8, pdl=True)
-    config = THIN if m <= 64 else LOW
-    config = dataclasses.replace(config, block_n=128, num_stages=5) if mx else config
-    splits = max(1, min(sms // config.tiles(m, n), k // BLOCK // LEAST_STEPS, MAX_SPLITS))
-    return dataclasses.replace(config, splits=splits, pdl=True)
+    found = {}
+    for consumers, scratch, columns in TILES:
+        if consumers > math.ceil(m / 64) or mx and columns != 128:
+            continue
+        whole = fill_ring(consumers, scratch, columns, group_m=16 if m >= 4096 else 8)
+        name, tiles = f"{whole.block_m}×{columns}", whole.tiles(m, n)
+        found[name] = whole
+        for word, splits in (("split", sms // tiles), ("half split", sms // tiles // 2)):
+            splits = min(splits, k // BLOCK // LEAST_STEPS, MAX_SPLITS)
+            if splits > 1:
+                found[f"{name} {word}"] = dataclasses.replace(whole, splits=splits)
+        if consumers == 2 and scratch == 2 and columns >= 96 and m >= 512 and not mx:
+            found[f"{name} epilogue warps"] = fill_ring(
+                consumers, scratch, columns, group_m=whole.group_m, epilogue_warps=3
+            )
+    return found
+
+
+def best_config(m: int, n: int, k: int, sms: int, mx: bool = False) -> Fp8Config:
+    """Return the configuration for a shape on `sms` SMs that `predict_us` expects to be fastest.
+
+    An MXFP8 output (`mx`) needs 128 columns.
+    """
+    return min(candidates(m, n, k, sms, mx).values(), key=lambda config: predict_us(config, m, n, k, sms))
 
 
 # The model of `predict_us`, in clocks of an SM at CLOCK_GHZ: a CTA multiplies with this share of the tensor core's

@@ -423,8 +423,9 @@ def quantise_fp4_kernel(
 
 @triton.jit
 def tensor_scale_kernel(x, pair, counters, elements, BLOCK: tl.constexpr, STEPS: tl.constexpr):
-    # Find NVFP4's scale of a tensor, amax / (448 * 6), and its reciprocal. amax is the largest finite magnitude, found as
-    # the bits of a bf16. The last program to arrive computes the scale, and sets both counters back to zero.
+    # Find NVFP4's scale of a tensor, amax / (448 * 6), and its reciprocal. amax is the largest finite magnitude. The
+    # first counter receives its bits as a bf16, and the second counts programs. The last program to arrive computes the
+    # scale, and sets both counters back to zero.
     largest = tl.zeros((BLOCK,), tl.int32)
     for step in tl.static_range(STEPS):
         index = (tl.program_id(0).to(tl.int64) * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
