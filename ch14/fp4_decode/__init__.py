@@ -103,7 +103,7 @@ def _build(x, weight, scales, out, config, early: bool):
     """Check the arguments and compile the kernel.
 
     Return a function of (x, weight, scales, out, parts, counters) that launches it, the configuration, and the numbers
-    of parts and of counters. Where these are 0, the function takes only the first four.
+    of parts and of counters.
     """
     m, n, k = _check_operands(x, weight, scales, out)
     config = operands.choose_config(
@@ -144,7 +144,7 @@ def _build(x, weight, scales, out, config, early: bool):
 
 
 def _build_wgmma(x, weight, scales, out, config: DecodeConfig, early: bool):
-    """Return what `_build` does, for the wgmma kernel, which needs no parts and no counters."""
+    """Return what `_build` does, for the wgmma kernel and the small one that arranges the tokens for it."""
     (m, k), n = x.shape, weight.shape[0]
     if k % SLAB or scales.data_ptr() % 4:
         raise ValueError(
@@ -152,33 +152,39 @@ def _build_wgmma(x, weight, scales, out, config: DecodeConfig, early: bool):
             "use another configuration."
         )
     tokens, (tiles, splits) = padded_tokens(m, "wgmma"), config.grid(n, k)
-    if splits > 8:
-        raise ValueError(
-            f"a cluster has at most 8 CTAs; a share of {config.share} makes {splits}: take a longer one."
-        )
-    arguments = {
-        "weight_map": make_tensor_map(weight, (config.block_n, SLAB // 2), l2_promotion="128B"),
-        "x": x,
-        "scales": scales,
-        "out": out,
-        **{name: ctypes.c_int(value) for name, value in zip("MNK", (m, n, k))},
-        "splits": ctypes.c_int(splits),
-    }
-    launch = cuda.prepare_launch(
-        cuda.load_kernel(
-            SOURCE,
-            "decode_wgmma",
-            tuple(f"-D{name}={value}" for name, value in config.constants(tokens).items()),
-        ),
+    parts = tiles * splits * config.block_n * tokens if splits > 1 else 0
+    macros = tuple(f"-D{name}={value}" for name, value in config.constants(tokens).items())
+    arrange = cuda.prepare_launch(
+        cuda.load_kernel(SOURCE, "arrange_tokens", macros),
+        k // SLAB,
+        4 * tokens,
+        {"x": x, "arranged": None, "M": ctypes.c_int(m), "K": ctypes.c_int(k)},
+        early=early,
+        follows={"x": 0, "arranged": 1},
+    )
+    multiply = cuda.prepare_launch(
+        cuda.load_kernel(SOURCE, "decode_wgmma", macros),
         tiles * splits,
         config.threads,
-        arguments,
+        {
+            "weight_map": make_tensor_map(weight, (config.block_n, SLAB // 2)),
+            "scales": scales,
+            "out": out,
+            "work": None,
+            "arrivals": None,
+            **{name: ctypes.c_int(value) for name, value in zip("MNK", (m, n, k))},
+            "splits": ctypes.c_int(splits),
+        },
         config.smem_bytes(tokens),
-        cluster=splits,
-        early=early,
-        follows={"x": 0, "weight_map": 1, "scales": 2, "out": 3},
+        early=True,  # loads weights while `arrange` runs, which starts after what may have written them unless `early`
+        follows={"weight_map": 0, "scales": 1, "out": 2, "work": 3, "arrivals": 4},
     )
-    return launch, config, 0, 0
+
+    def launch(x, weight, scales, out, work, counters):
+        arrange(x, work)
+        multiply(weight, scales, out, work, counters)
+
+    return launch, config, k * tokens // 2 + parts, tiles * (config.block_n // 64)
 
 
 def _make_workspace(parts: int, counters: int, where: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,13 +200,10 @@ def _plan(x, weight, scales, out, config) -> Plan:
 
     def launch(*tensors):
         where = tensors[0].device
-        parts_and_counters = (
-            torch.empty(parts, dtype=torch.float32, device=where),
-            workspace.make_counters(counters, where),
-        )
-        run(*tensors, *parts_and_counters)
+        work = torch.empty(parts, dtype=torch.float32, device=where)
+        run(*tensors, work, workspace.make_counters(counters, where))
 
-    return Plan(launch if counters else run, (x.shape[0], weight.shape[0]), torch.bfloat16, x.device, config)
+    return Plan(launch, (x.shape[0], weight.shape[0]), torch.bfloat16, x.device, config)
 
 
 planner = Planner(_plan, ("x", "weight", "scales"))
@@ -230,7 +233,7 @@ def prepare(
     launch, config, parts, counters = _build(x, weight, scales, out, config, True)
     if out is None:
         out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
-    tensors = x, weight, scales, out, *(_make_workspace(parts, counters, x.device) if counters else ())
+    tensors = x, weight, scales, out, *_make_workspace(parts, counters, x.device)
     return Launch(functools.partial(launch, *tensors), out, config)
 
 

@@ -83,9 +83,9 @@ class DecodeConfig:
         return 32 * (4 + self.num_warps)
 
     def smem_bytes(self, tokens: int) -> int:
-        """Return the bytes of a CTA of the wgmma kernel: the ring with its barriers."""
+        """Return the bytes of a CTA of the wgmma kernel: the ring with its barriers, and a flag per warp group."""
         stage = self.block_n * (SLAB // 2 + 4) + tokens * 2 * SLAB + 16
-        return self.num_stages * stage
+        return self.num_stages * stage + self.num_warps
 
     def constants(self, tokens: int) -> dict[str, int]:
         """Return the -D constants of decode.cu."""

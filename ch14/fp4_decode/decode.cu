@@ -5,11 +5,8 @@
 // rows and a share of K. A step multiplies a slab of 128 columns, which is four blocks of 32 weights in each row.
 //
 // A ring of STAGES connects the first warp group with CONSUMERS others. A stage holds a slab of the codes, of the scales
-// and of the tokens:
-//
-//     warp 0          loads the codes by TMA, as early as the ring has room
-//     warps 1 to 3    take every third slab: they copy its scales, and bring its tokens into the order of the codes
-//     consumers       decode the codes into registers, and multiply
+// and of the tokens. One thread loads the codes and the tokens with the copy engine, as early as the ring has room. The
+// warps 1 to 3 take every third slab and copy its scales. The consumers decode the codes into registers, and multiply.
 //
 // Lane l of a consumer's warp decodes block c = l % 4 of two rows, l / 4 and the row 8 below. A word of codes becomes
 // four pairs: columns 0 and 4 of its eight, 1 and 5, 2 and 6, 3 and 7 (decode_word). A wgmma m64k16 expects two pairs
@@ -19,11 +16,12 @@
 //     block       0  |   1   |   2   |   3   |   0   |   1   |   2   |   3
 //     column    0  4 |  0  4 |  0  4 |  0  4 |  1  5 |  1  5 |  1  5 |  1  5     of word w
 //
-// A sum over K may take its terms in any order, so the tokens are stored in this order, too (stage_tokens).
+// A sum over K may take its terms in any order. A small kernel, arrange_tokens, brings the tokens into this order first,
+// and into the bytes that a stage receives.
 //
-// The `splits` CTAs of a tile are a cluster. In the end each leaves its sums in shared memory, and adds those of some
-// tokens of all CTAs, always in the same order. Sources: OCP MX v1.0, 5.3 and 5.4. PTX ISA, "wgmma" (which lane holds
-// which element) and "mul" (bf16x2, subnormals).
+// Each of the `splits` CTAs of a tile stores its sums. The last one adds them, always in the same order. (In a cluster
+// they could add them through shared memory. But clusters of four CTAs that need an SM each do not fit on all SMs.)
+// Sources: OCP MX v1.0, 5.3 and 5.4. PTX ISA, "wgmma" (which lane holds which element) and "mul" (bf16x2, subnormals).
 //
 // The macros, set with -D (DecodeConfig.constants in configs.py): TOKENS (8, 16, 32, 48 or 64), CONSUMERS (1 to 4),
 // STAGES, and CTAS, how many CTAs share an SM.
@@ -32,16 +30,13 @@
 constexpr int SLAB = 128, ROWS = 64 * CONSUMERS, SUMS = TOKENS / 2;
 constexpr u32 CODE_BYTES = ROWS * SLAB / 2, TOKEN_BYTES = TOKENS * SLAB * 2, SCALE_BYTES = ROWS * 4;
 constexpr u32 RING_BYTES = STAGES * (CODE_BYTES + TOKEN_BYTES);
-constexpr u32 SUMS_BYTES = 128 * CONSUMERS * 16;  // four sums of each thread
-static_assert(SUMS / 4 * SUMS_BYTES <= RING_BYTES, "the sums lie in the ring");
-constexpr int STAGERS = 3;
-static_assert(STAGES >= STAGERS, "a warp that stages may be at most one phase ahead of a barrier");
+constexpr int COPIERS = 3;
+static_assert(STAGES >= COPIERS, "a warp that copies may be at most one phase ahead of a barrier");
 constexpr int THREADS = 128 * (1 + CONSUMERS);
-constexpr int PASSES = TOKENS / 8, BATCH = PASSES == 1 ? 1 : 2;  // a warp stages 8 tokens per pass
 // All threads start with an equal share of the registers. The first warp group keeps some, and the others get the rest.
-constexpr int STAGER_REGISTERS = 64, SHARE_OF_REGISTERS = 65536 / CTAS / THREADS / 8 * 8;
+constexpr int LOADER_REGISTERS = 40, SHARE_OF_REGISTERS = 65536 / CTAS / THREADS / 8 * 8;
 constexpr int EQUAL_REGISTERS = SHARE_OF_REGISTERS > 248 ? 248 : SHARE_OF_REGISTERS;
-constexpr int REST = (EQUAL_REGISTERS * (CONSUMERS + 1) - STAGER_REGISTERS) / CONSUMERS / 8 * 8;
+constexpr int REST = (EQUAL_REGISTERS * (CONSUMERS + 1) - LOADER_REGISTERS) / CONSUMERS / 8 * 8;
 constexpr int CONSUMER_REGISTERS = REST > 240 ? 240 : REST;
 
 // The names of the first registers of d in PTX, and the registers themselves: inline PTX has no arrays.
@@ -77,17 +72,17 @@ __device__ __forceinline__ void wgmma_m64k16_registers(float (&d)[SUMS], const u
     WGMMA(64, 32, 32, 33, 34, 35, 36)
 }
 
-// Shared memory, in this order: tokens, codes, scales, and barriers. In the end the sums take the place of the ring.
+// Shared memory, in this order: tokens, codes, scales, barriers, and a flag per consumer.
 extern __shared__ __align__(1024) char shared[];
 
 struct Memory {
-    u32 tokens, codes, scales, full, empty;  // addresses in shared memory
+    u32 tokens, codes, scales, full, empty, flags;  // addresses in shared memory
 };
 
 __device__ __forceinline__ Memory divide_memory() {
     const u32 tokens = shared_address(shared), codes = tokens + STAGES * TOKEN_BYTES, scales = tokens + RING_BYTES;
     const u32 full = scales + STAGES * SCALE_BYTES, empty = full + 8 * STAGES;
-    return {tokens, codes, scales, full, empty};
+    return {tokens, codes, scales, full, empty, empty + 8 * STAGES};
 }
 
 __device__ __forceinline__ uint4 load_shared_16(u32 address) {
@@ -97,10 +92,6 @@ __device__ __forceinline__ uint4 load_shared_16(u32 address) {
                  : "r"(address)
                  : "memory");
     return v;
-}
-
-__device__ __forceinline__ void store_shared_16(u32 address, u32 x, u32 y, u32 z, u32 w) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
 __device__ __forceinline__ u32 load_shared_byte(u32 address) {
@@ -136,71 +127,87 @@ __device__ __forceinline__ u32 decode_pair(u32 codes, bool upper_nibbles) {
     return (upper_nibbles ? (codes & 0x00F000F0) * 0x0104u : (codes & 0x000F000F) * 0x1040u) & 0x81C081C0;
 }
 
-// Decode a word into pairs 0 to 3. WIDE scales, of more than 2, would not fit into bf16 together with the factor 2^126.
+// Decode a word into pairs 0 to 3. `scale` is an E8M0 code. As a pair of bf16 it is 2^126 times too large, to make up for
+// decode_pair. WIDE scales, of more than 2, do not fit into bf16 then, so they are multiplied separately. There scale 0 is
+// 2^-127, a subnormal, and 255 is NaN.
 template <bool WIDE>
 __device__ __forceinline__ void decode_word(u32 word, u32 scale, u32& p0, u32& p1, u32& p2, u32& p3) {
-    auto scaled = [&](u32 pair) { return multiply_bf16x2(WIDE ? multiply_bf16x2(pair, 0x7E807E80) : pair, scale); };
+    const u32 factor = scale * 0x00800080 + (!WIDE ? 0x3F003F00 : scale == 0 || scale == 255 ? 0x00400040 : 0);
+    auto scaled = [&](u32 pair) { return multiply_bf16x2(WIDE ? multiply_bf16x2(pair, 0x7E807E80) : pair, factor); };
     p0 = scaled(decode_pair(word, false)), p1 = scaled(decode_pair(word, true));
     p2 = scaled(decode_pair(word >> 8, false)), p3 = scaled(decode_pair(word >> 8, true));
 }
 
-// Return an E8M0 scale as a pair of bf16, times 2^126 unless WIDE. Scale 0 is 2^-127, a subnormal, and 255 is NaN.
-template <bool WIDE>
-__device__ __forceinline__ u32 scale_pair(u32 scale) {
-    if constexpr (WIDE) return scale * 0x00800080 + (scale == 0 || scale == 255 ? 0x00400040 : 0);
-    return scale * 0x00800080 + 0x3F003F00;
+__device__ __forceinline__ u32 get_word(const uint4& words, int i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// Decode two words of each of two rows into the left operands of four wgmma.
-template <bool WIDE>
-__device__ __forceinline__ void decode_half(u32 (&a)[4][4], const u32 (&words)[4], u32 scale_above, u32 scale_below) {
+// Return the bytes of the tokens in the order of a stage, for all slabs.
+__device__ __forceinline__ u64 arranged_bytes(int K) { return static_cast<u64>(K) * TOKENS * 2; }
+
+// Arrange a slab of the tokens in the order that the header draws. Each CTA takes a slab, and each thread word `word` of
+// the four blocks of a token. Pair i of these words is 16 bytes: unit 4 word + i of the 16 units of the token. Units 0
+// to 7 are a row of the first box, and 8 to 15 of the second. Each box has the swizzle that wgmma expects.
+extern "C" __global__ void __launch_bounds__(4 * TOKENS)
+    arrange_tokens(const uint4* x, unsigned char* arranged, int M, int K) {
+    griddepcontrol_launch_dependents();
+    const int slab = blockIdx.x, token = threadIdx.x / 4, word = threadIdx.x % 4;
+    griddepcontrol_wait();
+    uint4 block[4];
 #pragma unroll
-    for (int w = 0; w < 4; w += 2) {
-        decode_word<WIDE>(words[w / 2], scale_pair<WIDE>(scale_above), a[w][0], a[w][2], a[w + 1][0], a[w + 1][2]);
-        decode_word<WIDE>(words[2 + w / 2], scale_pair<WIDE>(scale_below), a[w][1], a[w][3], a[w + 1][1], a[w + 1][3]);
-    }
+    for (int c = 0; c < 4; ++c)
+        block[c] = token < M ? __ldg(x + (static_cast<u64>(token) * K + slab * SLAB) / 8 + word + 4 * c)
+                             : make_uint4(0, 0, 0, 0);
+    auto pick = [&](u32 uint4::* low, u32 uint4::* high, u32 selector, int i) {
+        const u32 offset = token * 128 + (word % 2 * 4 + i) * 16;
+        unsigned char* box = arranged + static_cast<u64>(slab) * TOKEN_BYTES + word / 2 * (TOKENS * 128);
+        *reinterpret_cast<uint4*>(box + swizzle_offset(offset, 128)) = make_uint4(
+            __byte_perm(block[0].*low, block[0].*high, selector), __byte_perm(block[1].*low, block[1].*high, selector),
+            __byte_perm(block[2].*low, block[2].*high, selector), __byte_perm(block[3].*low, block[3].*high, selector));
+    };
+    pick(&uint4::x, &uint4::z, 0x5410, 0), pick(&uint4::x, &uint4::z, 0x7632, 1);
+    pick(&uint4::y, &uint4::w, 0x5410, 2), pick(&uint4::y, &uint4::w, 0x7632, 3);
 }
 
-// A warp stores a slab of the tokens in the order that the header draws: 16-byte unit i of word w holds pair i of the
-// four blocks. Units 0 to 7 are a row of the first box, and 8 to 15 of the second; each box is swizzled for wgmma.
-__device__ __forceinline__ void stage_tokens(u32 tile, const uint4* x, int M, int K, int first, u32 empty, u32 phase) {
-    const u32 lane = threadIdx.x % 32, word = lane % 4;
-    for (int pass = 0; pass < PASSES; pass += BATCH) {
-        uint4 block[BATCH][4];
+// Store the sums of one of the `splits` CTAs of a tile. The last to arrive adds all sums in their order; it gets true.
+__device__ __forceinline__ bool reduce_splits(float (&acc)[SUMS], float4* parts, u32* arrivals, u32 flag, int tile,
+                                              int split, int splits) {
+    const u32 consumer = threadIdx.x / 128 - 1, thread = threadIdx.x % 128;
+    float4* first = parts + (static_cast<u64>(tile) * CONSUMERS + consumer) * splits * (32 * SUMS) + thread;
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const int token = (pass + i) * 8 + lane / 4;
-            const uint4* row = x + (static_cast<u64>(token) * K + first) / 8 + word;
-#pragma unroll
-            for (int c = 0; c < 4; ++c) block[i][c] = token < M ? __ldg(row + 4 * c) : make_uint4(0, 0, 0, 0);
-        }
-        if (pass == 0) mbarrier_wait(empty, phase);
-#pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            const u32 offset = ((pass + i) * 8 + lane / 4) * 128 + word % 2 * 64;
-            auto store = [&](int unit, u32 selector, u32 uint4::* low, u32 uint4::* high) {
-                u32 pair[4];
-#pragma unroll
-                for (int c = 0; c < 4; ++c) pair[c] = __byte_perm(block[i][c].*low, block[i][c].*high, selector);
-                store_shared_16(tile + word / 2 * (TOKENS * 128) + swizzle_offset(offset + unit * 16, 128), pair[0],
-                                pair[1], pair[2], pair[3]);
-            };
-            store(0, 0x5410, &uint4::x, &uint4::z);
-            store(1, 0x7632, &uint4::x, &uint4::z);
-            store(2, 0x5410, &uint4::y, &uint4::w);
-            store(3, 0x7632, &uint4::y, &uint4::w);
-        }
+    for (int i = 0; i < SUMS; i += 4)
+        __stcg(first + (split * SUMS + i) * 32, make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
+    named_barrier_sync(1 + consumer, 128);
+    if (thread == 0) {
+        __threadfence();  // the barrier and the fence order the sums of all threads before the arrival
+        const u32 arrived = atomicAdd(arrivals + tile * CONSUMERS + consumer, 1);
+        __threadfence();
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(arrived) : "memory");
     }
+    named_barrier_sync(1 + consumer, 128);
+    u32 arrived;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(arrived) : "r"(flag) : "memory");
+    if (arrived != splits - 1) return false;
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) acc[i] = 0;
+    for (int other = 0; other < splits; ++other)
+#pragma unroll
+        for (int i = 0; i < SUMS; i += 4) {
+            const float4 sum = __ldcg(first + (other * SUMS + i) * 32);
+            acc[i] += sum.x, acc[i + 1] += sum.y, acc[i + 2] += sum.z, acc[i + 3] += sum.w;
+        }
+    if (thread == 0) arrivals[tile * CONSUMERS + consumer] = 0;  // for the next launch
+    return true;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
-    decode_wgmma(const __grid_constant__ TensorMap weight_map, const uint4* x, const unsigned char* scales,
-                 unsigned short* out, int M, int N, int K, int splits) {
+    decode_wgmma(const __grid_constant__ TensorMap weight_map, const unsigned char* scales, unsigned short* out,
+                 unsigned char* work, u32* arrivals, int M, int N, int K, int splits) {
     const Memory memory = divide_memory();
     const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
-            mbarrier_init(memory.full + 8 * s, 1 + 2 * 32);  // the codes; a warp's tokens and its copies of scales
+            mbarrier_init(memory.full + 8 * s, 1 + 32);  // the thread that loads, and a warp that copies scales
             mbarrier_init(memory.empty + 8 * s, 4 * CONSUMERS);
         }
         fence_mbarrier_init();
@@ -211,32 +218,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
     const int tile = blockIdx.x / splits, split = blockIdx.x % splits, slabs = K / SLAB, row = tile * ROWS;
     const int first = static_cast<long long>(slabs) * split / splits;
     const int last = static_cast<long long>(slabs) * (split + 1) / splits;
-    // A consumer's thread decodes and sums this row of the tile and the one 8 below.
-    const int upper = (warp / 4 - 1) * 64 + warp % 4 * 16 + lane / 4;
-    const u32 own_sums = memory.tokens + (threadIdx.x - 128) * 16;
     Ring<STAGES> state;
     if (warp < 4) {
-        warpgroup_reg_dealloc<STAGER_REGISTERS>();
-        if (warp > 0) griddepcontrol_wait();  // the kernel before may still write the tokens, but not the weights
+        warpgroup_reg_dealloc<LOADER_REGISTERS>();
+        auto load_tokens = [&](int slab) {
+            bulk_load(memory.tokens + state.stage * TOKEN_BYTES, work + static_cast<u64>(slab) * TOKEN_BYTES,
+                      TOKEN_BYTES, memory.full + 8 * state.stage);
+        };
         for (int slab = first; slab < last; ++slab, state.advance()) {
             const u32 ready = memory.full + 8 * state.stage, empty = memory.empty + 8 * state.stage;
-            const u32 phase = state.phase ^ 1;  // a new stage is empty
             if (threadIdx.x == 0) {
-                mbarrier_wait(empty, phase);
-                mbarrier_arrive_expect_tx(ready, CODE_BYTES);
+                mbarrier_wait(empty, state.phase ^ 1);  // a new stage is empty
+                mbarrier_arrive_expect_tx(ready, CODE_BYTES + TOKEN_BYTES);
                 tma_load_2d(memory.codes + state.stage * CODE_BYTES, weight_map, slab * SLAB / 2, row, ready);
-            } else if (warp > 0 && (slab - first) % STAGERS == warp - 1) {
-                stage_tokens(memory.tokens + state.stage * TOKEN_BYTES, x, M, K, slab * SLAB, empty, phase);
+                if (slab >= first + STAGES) load_tokens(slab);
+                else if (slab == last - 1 || slab == first + STAGES - 1) {
+                    // The weights of the first stages are on their way. The tokens come from the kernel before.
+                    griddepcontrol_wait();
+                    state = Ring<STAGES>();
+                    for (int early = first; early < slab; ++early, state.advance()) load_tokens(early);
+                    load_tokens(slab);
+                }
+            } else if (warp > 0 && (slab - first) % COPIERS == warp - 1) {
+                mbarrier_wait(empty, state.phase ^ 1);
                 for (int i = lane; i < ROWS; i += 32)
                     cp_async_4(memory.scales + state.stage * SCALE_BYTES + 4 * i,
                                scales + static_cast<u64>(min(row + i, N - 1)) * (K / 32) + slab * 4);
                 copies_arrive(ready);
-                fence_proxy_async();
-                mbarrier_arrive(ready);
             }
         }
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
+        const u32 consumer = warp / 4 - 1, upper = consumer * 64 + warp % 4 * 16 + lane / 4;  // and the row 8 below
         float acc[SUMS];
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) acc[i] = 0;
@@ -249,49 +262,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
             const u32 scale_above = load_shared_byte(scale), scale_below = load_shared_byte(scale + 8 * 4);
             const bool is_wide = __any_sync(~0u, max(scale_above, scale_below) > 128);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                u32 a[4][4];  // the left operands of four wgmma: two words
-                const u32 words[4] = {half ? above.z : above.x, half ? above.w : above.y, half ? below.z : below.x,
-                                      half ? below.w : below.y};
-                if (is_wide) decode_half<true>(a, words, scale_above, scale_below);
-                else decode_half<false>(a, words, scale_above, scale_below);
-                const u64 b = wgmma_descriptor(memory.tokens + state.stage * TOKEN_BYTES + half * TOKENS * 128);
+            for (int word = 0; word < 4; ++word) {
+                u32 a[2][4];  // the left operands of two wgmma: rows above and below, pairs 0 and 1 or 2 and 3
+                const u32 word_above = get_word(above, word), word_below = get_word(below, word);
+                if (is_wide) {
+                    decode_word<true>(word_above, scale_above, a[0][0], a[0][2], a[1][0], a[1][2]);
+                    decode_word<true>(word_below, scale_below, a[0][1], a[0][3], a[1][1], a[1][3]);
+                } else {
+                    decode_word<false>(word_above, scale_above, a[0][0], a[0][2], a[1][0], a[1][2]);
+                    decode_word<false>(word_below, scale_below, a[0][1], a[0][3], a[1][1], a[1][3]);
+                }
+                const u32 box = memory.tokens + state.stage * TOKEN_BYTES + word / 2 * (TOKENS * 128);
+                const u64 b = wgmma_descriptor(box) + word % 2 * 4;
                 warpgroup_fence_operand(acc);
                 wgmma_fence();
-#pragma unroll
-                for (int i = 0; i < 4; ++i) wgmma_m64k16_registers(acc, a[i], b + 2 * i);
+                wgmma_m64k16_registers(acc, a[0], b);
+                wgmma_m64k16_registers(acc, a[1], b + 2);
                 wgmma_commit();
-                wgmma_wait<1>();  // the products before these have read their registers and their stage
-                if (half == 0 && slab > first && lane == 0) mbarrier_arrive(memory.empty + 8 * used_stage);
+                // Three words may be under way, each with registers of its own. So the word that is decoded next finds
+                // the registers free that it had in the last slab. And after the third word that slab has been read.
+                wgmma_wait<3>();
+                if (word == 2 && slab > first && lane == 0) mbarrier_arrive(memory.empty + 8 * used_stage);
             }
             used_stage = state.stage;
             state.advance();
         }
         wgmma_wait<0>();
         warpgroup_fence_operand(acc);
-        named_barrier_sync(1, 128 * CONSUMERS);  // no consumer reads the ring any more, so the sums can lie there
+        griddepcontrol_wait();  // the previous kernel may still read `out` and use the work space
+        float4* parts = reinterpret_cast<float4*>(work + arranged_bytes(K));
+        if (splits > 1 && !reduce_splits(acc, parts, arrivals, memory.flags + 4 * consumer, tile, split, splits))
+            return;
 #pragma unroll
-        for (int i = 0; i < SUMS; i += 4)
-            store_shared_16(own_sums + i / 4 * SUMS_BYTES, __float_as_uint(acc[i]), __float_as_uint(acc[i + 1]),
-                            __float_as_uint(acc[i + 2]), __float_as_uint(acc[i + 3]));
-    }
-    __syncwarp();
-    cluster_arrive(), cluster_wait();
-    if (warp >= 4) {
-        griddepcontrol_wait();  // the previous kernel may still read `out`
-        for (int group = split; group < SUMS / 4; group += splits) {  // of eight tokens
-            float4 sum = make_float4(0, 0, 0, 0);
-            for (int rank = 0; rank < splits; ++rank) {
-                const float4 other = load_shared_cluster(own_sums + group * SUMS_BYTES, rank);
-                sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
-            }
-            const int token = group * 8 + lane % 4 * 2, n = row + upper;
-            auto store = [&](int token, int n, float value) {
-                if (n < N && token < M) out[static_cast<u64>(token) * N + n] = pack_bf16x2(value, 0);
-            };
-            store(token, n, sum.x), store(token + 1, n, sum.y);
-            store(token, n + 8, sum.z), store(token + 1, n + 8, sum.w);
+        for (int i = 0; i < SUMS; ++i) {
+            const int n = row + upper + i % 4 / 2 * 8, token = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (n < N && token < M) out[static_cast<u64>(token) * N + n] = pack_bf16x2(acc[i], 0);
         }
     }
-    cluster_arrive(), cluster_wait();  // no CTA ends while another one reads its sums
 }

@@ -177,7 +177,9 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
     box = (64, 128) if packed else (16 if config.epilogue_warps else 64, config.subtile_columns)
     arguments = {
         "a_map": make_tensor_map(a.view(torch.uint8), (rows, BLOCK), swizzle="128B"),
-        "b_map": make_tensor_map(b.T.view(torch.uint8), (config.block_n, BLOCK), swizzle="128B"),
+        "b_map": make_tensor_map(
+            b.T.view(torch.uint8), (config.block_n // config.cluster, BLOCK), swizzle="128B"
+        ),
         "scale_a_map": make_tensor_map((scale_a if is_mappable else make_mappable()).T, (1, rows)),
         "c_map": make_tensor_map(out, box, swizzle="128B" if packed else f"{2 * config.subtile_columns}B"),
         "scale_b": scale_b,
@@ -199,6 +201,7 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
         config.threads,
         arguments,
         config.smem_bytes,
+        cluster=config.cluster,
         early=config.pdl,
         follows={name: position for position, name in enumerate(tensors)},
     )

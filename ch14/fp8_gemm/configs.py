@@ -23,6 +23,7 @@ PHRASES = {
     "num_stages": "{} stages",
     "consumers": "{} consumers",
     "scratch": "{} scratch",
+    "cluster": "cluster {}",
     "epilogue_warps": "{} warps for the epilogue",
     "splits": "{} splits",
     "group_m": "group {}",
@@ -49,6 +50,7 @@ class Fp8Config:
     group_m: int = 8
     pdl: bool = False
     epilogue_warps: int = 0
+    cluster: int = 1
 
     def __post_init__(self):
         for name, lowest, highest in (
@@ -69,6 +71,11 @@ class Fp8Config:
         if self.block_n > 128 and (self.scratch == 2 or self.consumers == 3):
             raise ValueError(
                 f"{self.block_n} columns have registers for one scratch and two consumers at most."
+            )
+        if self.cluster not in (1, 2, 4) or self.block_n % (8 * self.cluster):
+            raise ValueError(
+                f"cluster is {self.cluster!r:.40}; it must be 1, 2 or 4, and block_n, here {self.block_n}, a multiple "
+                "of 8 per CTA."
             )
         if self.consumers == 3 and self.scratch == 2:
             raise ValueError("three consumers have registers for one scratch each, not for two.")
@@ -106,11 +113,12 @@ class Fp8Config:
         return self.num_stages * stage + staged + 4 * self.consumers
 
     def tiles(self, m: int, n: int) -> int:
-        return math.ceil(m / self.block_m) * math.ceil(n / self.block_n)
+        """Return the tiles of C, with those that complete the clusters."""
+        return math.ceil(m / self.block_m / self.cluster) * self.cluster * math.ceil(n / self.block_n)
 
     def grid(self, m: int, n: int, sms: int) -> int:
-        """Return the CTAs of a launch: at most one per SM, because each is persistent."""
-        return min(self.tiles(m, n) * self.splits, sms)
+        """Return the CTAs of a launch: at most one per SM, because each is persistent, and whole clusters."""
+        return max(min(self.tiles(m, n) * self.splits, sms // self.cluster * self.cluster), self.cluster)
 
     def constants(self, bias: bool = False, activation: str | None = None, mx: bool = False) -> dict:
         """Return the -D constants of fp8.cu; raise ValueError for an epilogue that it does not have."""
@@ -130,6 +138,7 @@ class Fp8Config:
             "BIAS": int(bias),
             "ACTIVATION": ACTIVATIONS.index(activation),
             "MX": int(mx),
+            "CLUSTER": self.cluster,
             "EPILOGUE_WARPS": self.epilogue_warps,
         }
 

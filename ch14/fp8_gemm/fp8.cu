@@ -30,11 +30,12 @@
 //   BIAS            1: C gets a bias
 //   ACTIVATION      0, 1 (SiLU) or 2 (GELU)
 //   MX              1: C is MXFP8, with scales in `c_scales`; 0: it is bf16
+//   CLUSTER         CTAs, one below the other in C, that load B together: each a part, for all of them
 //   EPILOGUE_WARPS  warps that store C instead of the consumers, 0 to 3; above 0, SPLIT and MX are 0
 //
 // Build it by hand with
 //   nvcc -cubin -arch=sm_90a -std=c++17 -I tilelab/include -DBLOCK_N=128 -DCONSUMERS=2 -DSCRATCH=2 -DSTAGES=5 -DSPLIT=0
-//       -DGROUP_M=8 -DBIAS=0 -DACTIVATION=0 -DMX=0 -DEPILOGUE_WARPS=0 ch14/fp8_gemm/fp8.cu
+//       -DGROUP_M=8 -DBIAS=0 -DACTIVATION=0 -DMX=0 -DCLUSTER=1 -DEPILOGUE_WARPS=0 ch14/fp8_gemm/fp8.cu
 #include "wgmma.cuh"
 
 constexpr int BLOCK = 128, BLOCK_K = BLOCK;  // a scale of B covers BLOCK x BLOCK; the widest swizzle has 128 bytes
@@ -59,6 +60,7 @@ constexpr int THREADS = 128 * (1 + CONSUMERS);
 // Epilogue warps need 56 registers per thread, and all four warps of their group get them.
 constexpr int FIRST_GROUP_REGISTERS = EPILOGUE_WARPS ? 56 : PRODUCER_REGISTERS;
 constexpr int CONSUMER_REGISTERS = consumer_registers(CONSUMERS, 1) - (EPILOGUE_WARPS ? 8 : 0);
+static_assert(BLOCK_N % (8 * CLUSTER) == 0, "the swizzle repeats every eight rows, so each part of B has whole ones");
 static_assert(STAGES > 2, "one stage is added, the next multiplied, and a third loaded at the same time");
 static_assert(BLOCK_N == 128 || BLOCK_N % 16 == 0 && BLOCK_N <= 160 && !MX, "a subtile of MXFP8 is 128 columns wide");
 static_assert(!EPILOGUE_WARPS || !MX && !SPLIT, "epilogue warps store whole sums, as bf16");
@@ -271,7 +273,7 @@ __device__ __forceinline__ Memory divide_memory() {
 __device__ __forceinline__ void make_barriers(const Memory& memory) {
     for (int s = 0; s < STAGES; ++s) {
         mbarrier_init(memory.full + 8 * s, 1);
-        mbarrier_init(memory.empty + 8 * s, 4 * CONSUMERS);  // one arrival per warp that reads the stage
+        mbarrier_init(memory.empty + 8 * s, 4 * CONSUMERS * CLUSTER);  // one arrival per warp that reads B
     }
     for (int s = 0; s < SLOTS; ++s) {
         mbarrier_init(memory.slot_full + 8 * s, 32);
@@ -285,28 +287,36 @@ struct Work {
     int row, column, first, last;
 };
 
+// The tiles of one cluster lie below each other. `rank` is the place of this CTA in its cluster, and `clusters_m` counts
+// the clusters in a column of C.
 struct Works {
-    int tiles_m, tiles_n, steps, splits;
-    __device__ __forceinline__ int count() const { return tiles_m * tiles_n * splits; }
+    int clusters_m, tiles_n, steps, splits, rank;
+    __device__ __forceinline__ int count() const { return clusters_m * tiles_n * splits; }
     __device__ __forceinline__ int first_step(int split) const {
         return static_cast<int>(static_cast<long long>(steps) * split / splits);
     }
     __device__ __forceinline__ Work get(int id) const {
-        const Tile tile = tile_coordinates(id / splits, tiles_m, tiles_n, GROUP_M);
-        return {tile.m * BLOCK_M, tile.n * BLOCK_N, first_step(id % splits), first_step(id % splits + 1)};
+        const Tile tile = tile_coordinates(id / splits, clusters_m, tiles_n, GROUP_M);
+        return {(tile.m * CLUSTER + rank) * BLOCK_M, tile.n * BLOCK_N, first_step(id % splits),
+                first_step(id % splits + 1)};
     }
 };
 
 // The producer's thread fills the ring, stage by stage. A load brings `rows` rows of A.
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& scale_a_map,
-                                        const Memory& memory, Ring<STAGES>& state, const Work& work, int rows) {
+                                        const Memory& memory, Ring<STAGES>& state, const Work& work, int rows,
+                                        int rank) {
     for (int step = work.first; step < work.last; ++step, state.advance()) {
         // On a new barrier a wait for the other phase returns at once: all stages start empty.
         mbarrier_wait(memory.empty + 8 * state.stage, state.phase ^ 1);
         const u32 a = memory.ring + state.stage * STAGE_BYTES, ready = memory.full + 8 * state.stage;
         mbarrier_arrive_expect_tx(ready, B_BYTES + rows * (BLOCK_K + 4));
         tma_load_2d(a, a_map, step * BLOCK_K, work.row, ready);
-        tma_load_2d(a + A_BYTES, b_map, step * BLOCK_K, work.column, ready);
+        const int part = rank * (BLOCK_N / CLUSTER);  // the rows of B that this CTA loads
+        if constexpr (CLUSTER == 1) tma_load_2d(a + A_BYTES, b_map, step * BLOCK_K, work.column, ready);
+        else
+            tma_load_2d_multicast(a + A_BYTES + part * BLOCK_K, b_map, step * BLOCK_K, work.column + part, ready,
+                                  (1 << CLUSTER) - 1);
         // TMA loads the scales too: a warp that copied them with cp.async made the kernel 15 % slower.
         tma_load_2d(memory.scales + state.stage * SCALE_BYTES, scale_a_map, work.row, step, ready);
     }
@@ -349,7 +359,9 @@ __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory
     auto add_block = [&](float (&sum)[SUMS], Scales upper, Scales lower) {
         warpgroup_fence_operand(sum);
         // One lane speaks for its warp: the lanes have read their scales before their common wgmma_wait.
-        if (lane == 0) mbarrier_arrive(memory.empty + 8 * used_stage);
+        if constexpr (CLUSTER == 1) {
+            if (lane == 0) mbarrier_arrive(memory.empty + 8 * used_stage);
+        } else if (lane < CLUSTER) mbarrier_arrive_cluster(memory.empty + 8 * used_stage, lane);
 #pragma unroll
         for (int begin = 0; begin < SUMS; begin += GRAIN / 2) {
             const bool is_right = HAS_TWO_SCALES && 2 * begin >= columns_left;
@@ -430,21 +442,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_tensormap(scale_a_map), prefetch_tensormap(c_map);
     }
     __syncthreads();
+    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // all barriers of the cluster are initialised
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 
     // Without SPLIT, the compiler knows that there is one split.
-    const Works works = {(M + BLOCK_M - 1) / BLOCK_M, (N + BLOCK_N - 1) / BLOCK_N, K / BLOCK_K, SPLIT ? splits : 1};
-    const int count = works.count();
+    const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const Works works = {(M + BLOCK_M * CLUSTER - 1) / (BLOCK_M * CLUSTER), (N + BLOCK_N - 1) / BLOCK_N, K / BLOCK_K,
+                         SPLIT ? splits : 1, rank};
+    const int count = works.count(), begin = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
     Ring<STAGES> state;
     u32 stored = 0, slot_phase = 0;
     if (group == 0) {
         warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();
         if (threadIdx.x == 0) {
-            for (int id = blockIdx.x; id < count; id += gridDim.x)
-                produce(a_map, b_map, scale_a_map, memory, state, works.get(id), rows);
+            for (int id = begin; id < count; id += stride)
+                produce(a_map, b_map, scale_a_map, memory, state, works.get(id), rows, rank);
         } else if (warp >= 1 && warp <= EPILOGUE_WARPS) {
-            for (int id = blockIdx.x; id < count; id += gridDim.x, slot_phase ^= 1)
+            for (int id = begin; id < count; id += stride, slot_phase ^= 1)
                 store(c_map, memory, works.get(id), bias, stored, slot_phase, warp, M, N);
             if (threadIdx.x % 32 == 0) bulk_wait_read<0>();
         }
@@ -454,18 +469,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float acc[SUMS];
         // Both consumers begin together. With the second 2 or 4 blocks later, the epilogue of one overlaps with the
         // products of the other. On an H200 that was slower for a short K and for MXFP8, and nowhere faster.
-        for (int id = blockIdx.x; id < count; id += gridDim.x, slot_phase ^= 1) {
+        for (int id = begin; id < count; id += stride, slot_phase ^= 1) {
             const Work work = works.get(id);
             const int row = work.row + consumer * ROWS;
             consume(acc, memory, state, scale_b, work, works.steps, N, warp);
             if constexpr (SPLIT) {
                 const bool inside = row + static_cast<int>(warp % 4 * 16) < M;
-                if (!reduce_splits(acc, parts, arrivals, memory.flags + 4 * consumer, id, splits, inside, group))
+                const int work_id = (id / splits * CLUSTER + rank) * splits + id % splits;
+                if (!reduce_splits(acc, parts, arrivals, memory.flags + 4 * consumer, work_id, splits, inside, group))
                     continue;
             }
             if constexpr (EPILOGUE_WARPS) hand_over(acc, memory, 4 * consumer + warp % 4, slot_phase);
             else if (row < M) epilogue(acc, c_map, staged, stored, bias, c_scales, row, work.column, M, N, group);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
+    }
+    if constexpr (CLUSTER > 1) {
+        __syncwarp();
+        cluster_arrive(), cluster_wait();  // no CTA ends while another one may still load into it
     }
 }
