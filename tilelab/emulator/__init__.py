@@ -58,6 +58,7 @@ MOST_BLOCKS = 1 << 21  # of a launch
 
 _seed = 0
 _advice: list[str] | None = None
+_hints: list[tuple[str, str]] | None = None
 _lock = threading.Lock()
 
 
@@ -81,6 +82,18 @@ def collect_advice() -> Iterator[list[str]]:
         yield _advice
     finally:
         _advice = before
+
+
+@contextlib.contextmanager
+def collect_hints() -> Iterator[Callable[[], str]]:
+    """Give a function that says what a launch in this block did first that is allowed, but may spoil its result."""
+    global _hints
+    before, _hints = _hints, []
+    hints = _hints
+    try:
+        yield lambda: _name_lines(*hints[0]) if hints else ""
+    finally:
+        _hints = before
 
 
 class Event(ctypes.Structure):
@@ -216,7 +229,7 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
         if not _is_whole(folder / "engine.so"):
             _build(own["engine.cpp"], ["-O3"], folder / "engine.so", "the engine")
     engine = ctypes.CDLL(os.fspath(folder / "engine.so"), ctypes.RTLD_GLOBAL)
-    for function in (engine.run_emulated, engine.take_printed, engine.take_advice):
+    for function in (engine.run_emulated, engine.take_printed, engine.take_advice, engine.take_hint):
         function.restype = ctypes.c_char_p
     engine.end_trace.restype = ctypes.POINTER(Event)
     engine.count_read_bytes.restype = ctypes.c_uint64
@@ -267,7 +280,8 @@ def _compile(kernel: Any) -> ctypes.CDLL:
     # These headers come before the names and the constants of the cell, which would change them.
     for_gcc = [text for path, text in headers.items() if not path.endswith("nvcc_std.cuh")]
     includes = [each[1] for text in (source, *for_gcc) for each in cuda.INCLUDE.findall(text)]
-    real = [each for each in includes if each.startswith("cuda/std/")]  # the toolkit's own, which g++ takes
+    # The toolkit's own, which g++ takes; others are inline PTX.
+    real = [each for each in includes if re.match("cuda/std/(?!atomic|barrier|latch|semaphore)", each)]
     own = [each for each in includes if (FOLDER / each).is_file() or (TOOLKIT / each).is_file()]
     if any("std::" in text for text in (source, *headers.values())):  # nvcc's files use it in kernels
         own += ["algorithm", "array", "cmath", "limits", "tuple", "type_traits", "utility"]
@@ -316,7 +330,6 @@ UNCHECKED void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
             "-g1",
             *CHECKS,
             *(option for option in kernel.options if option.startswith("-I") or option == COUNT_STEPS),
-            *(f"-I{folder}" for folder in (cuda.toolkit_folders(name, real[0]) if real else ())),
             "-fdata-sections",
             "-fno-gnu-unique",
             "-fno-threadsafe-statics",
@@ -324,6 +337,8 @@ UNCHECKED void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
             f"-I{folder}",
             f"-I{TOOLKIT}",
             f"-I{cuda.INCLUDE_FOLDER}",
+            *(f"-I{folder}" for folder in (cuda.toolkit_folders(name, real[0]) if real else ())),
+            *(f"-DCCCL_DISABLE_{each}_SUPPORT" for each in ("FP16", "BF16", "FP8") if real),  # they are ours
         ]
         with concurrent.futures.ThreadPoolExecutor() as pool:
             verdict = pool.submit(kernel.check)  # the GPU's compiler has the first word
@@ -470,11 +485,13 @@ def prepare(
                 _seed if seed is None else seed,
                 int(10 * LONGEST_RUN_S),
             )
-            printed, advice = engine.take_printed(), engine.take_advice()
+            printed, advice, hint = engine.take_printed(), engine.take_advice(), engine.take_hint()
         if printed:
             print(printed.decode(errors="replace"), end="")
         if advice and _advice is not None:
             _advice.append(_name_lines(advice.decode(), library._name))
+        if hint and _hints is not None:
+            _hints.append((hint.decode(), library._name))
         if failure == b"\3":
             raise KeyboardInterrupt
         if failure:

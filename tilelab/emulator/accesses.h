@@ -35,7 +35,9 @@ static u64 first_moment;  // of this launch; older ones do not count
 static std::vector<dim3> serial_blocks;  // by serial number, from this launch's first one on
 static u64 effects;  // counts what a waiting thread could see
 static std::vector<u64> read_bytes;  // by tensor: what the threads of this launch have read, without copies
-static std::unordered_map<u64, Knowledge> signals;  // what is known to whoever reads an atomic or volatile variable
+static std::unordered_map<u64, Knowledge>
+    signals;  // what is known to whoever reads an atomic or volatile variable: see
+                                                    // key_in_block
 
 // A write that races may still be harmless, if it writes the value that is there. The next access tells.
 static struct {
@@ -44,6 +46,7 @@ static struct {
     u32 bytes = 0;
     u8 before[16];
     Where where;
+    bool is_in_step;  // the other write is of a lane of the same warp, by the same instruction
 } unsettled;
 
 // ---- knowledge
@@ -107,6 +110,7 @@ static void join_block(Block& block) {
         last = thread.row.get();
         publish_own(thread, all->known);
         ++thread.now;
+        thread.released_in_block = nullptr;
         if (!thread.released) continue;
         if (!released) released = block.released ? std::make_shared<Clock>(*block.released) : std::make_shared<Clock>();
         join(*released, block.serial, *thread.released, block.serial);
@@ -148,15 +152,17 @@ static bool is_before(u64 at, const Thread& thread) {
     return false;
 }
 
-void fence_memory() {
+void fence_memory(bool in_block) {
     Thread& thread = me();
     Block& block = my_block();
+    if (thread.read) thread.row = merge(thread.row, std::exchange(thread.read, nullptr), block.serial);
     auto all = std::make_shared<Clock>();
     if (block.base) *all = *block.base;
     if (thread.row) join(*all, block.serial, *thread.row, block.serial);
     publish_own(thread, all->known);
     ++thread.now;
-    thread.released = all;
+    thread.released_in_block = in_block ? all : nullptr;
+    if (!in_block) thread.released = all;
 }
 
 // ---- where an access goes
@@ -315,15 +321,24 @@ static void for_each_slot(const Region& region, u64 address, u64 bytes, Use use)
 static void settle() {
     const u32 bytes = std::exchange(unsettled.bytes, 0);
     if (!memcmp(reinterpret_cast<void*>(unsettled.address), unsettled.before, bytes)) return;
+    if (unsettled.is_in_step) {
+        if (hint.empty())
+            note_hint(unsettled.where, "writes " + describe_place(unsettled.address) + ", as " +
+                                           describe_thread(unsettled.other) +
+                                           " does in the same instruction with another value: one of them wins");
+        return;
+    }
     fail_at(unsettled.where, "%s",
             describe_race(unsettled.address, unsettled.other, true, unsettled.other_writes).c_str());
 }
 
+// The programming guide says that one of the lanes that write the same place in one instruction wins, and not which.
+//
 // The lanes of a warp run one after the other here, and in step on a GPU while they do not diverge: all of them read x
 // before one of them writes it. So a lane reads what was there before another lane of its warp has written, if it then
 // writes the same value to the same place: `x = f(x)` in a whole warp is no fault.
 static struct {
-    u64 address, at;
+    u64 address, at, code;
     u32 bytes;
     u8 before[16];
 } last_writes[256];
@@ -337,11 +352,17 @@ struct Overtaken {  // what a lane has read in step and must write
 };
 static std::vector<Overtaken> overtaken;
 
-static void remember_write(u64 address, u64 bytes, u64 at) {
+static u64 code_of(const void* frame) { return static_cast<const u64*>(frame)[1]; }
+
+static void remember_write(u64 address, u64 bytes, u64 at, const void* frame) {
     if (bytes > 16) return;
     auto& write = last_writes[writes_count++ % 256];
-    write = {address, at, u32(bytes)};
+    write = {address, at, code_of(frame), u32(bytes)};
     memcpy(write.before, reinterpret_cast<void*>(address), bytes);
+}
+
+static bool is_of_warp(u64 at) {
+    return u32(at >> 42) == my_block().serial && (u32(at >> 30) & 4095) / 32 == my_number() / 32;
 }
 
 // Undo the write of another lane for this lane's read. Return false if it was none, or is not known any more.
@@ -352,7 +373,7 @@ static bool read_in_step(u64 address, u64 bytes, u64 other, const void* frame) {
         overtaken.push_back({address, other, u32(bytes), {}, find_caller(frame)});
         return true;
     }
-    if (u32(other >> 42) != my_block().serial || (u32(other >> 30) & 4095) / 32 != my_number() / 32) return false;
+    if (!is_of_warp(other)) return false;
     const u8* before = nullptr;
     Overtaken read = {address, other, u32(bytes), {}, find_caller(frame)};
     for (u32 i = writes_count < 256 ? 0 : writes_count - 256; i != writes_count; ++i) {
@@ -381,6 +402,14 @@ static void require_in_step() {
     fail_at(read.where, "%s", describe_race(read.address, read.other, false, true).c_str());
 }
 
+// Return whether another lane of the warp has written the same bytes by the same instruction.
+static bool is_written_in_step(u64 address, u64 bytes, u64 other, const void* frame) {
+    return is_of_warp(other) && std::any_of(last_writes, last_writes + 256, [=](auto& write) {
+               return write.address == address && write.bytes == bytes && write.at == other &&
+                      write.code == code_of(frame);
+           });
+}
+
 static void require_unread(u64 address, u64 bytes, const char* verb);
 static void require_landed(u64 address, u64 bytes, const char* verb);
 
@@ -398,6 +427,8 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
     const u64 mine = moment(thread, relaxed);
     for_each_slot(*region, address, bytes, [&](Slot& slot, u64 at, u32) {
         const u64 write = slot.write, other = touch(slot, mine, writes, thread, region->since);
+        if (write < region->since && !writes && region->tensor < 0 && hint.empty())
+            note_hint(find_caller(frame), "reads " + describe_place(at) + ", which nobody has written");
         if (!other) return false;
         if (!writes) {
             if (read_in_step(address, bytes, other, frame)) return true;
@@ -405,15 +436,17 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
         }
         unsettled.address = address, unsettled.other = other, unsettled.other_writes = other == write;
         unsettled.bytes = u32(std::min<u64>(bytes, 16)), unsettled.where = find_caller(frame);
+        unsettled.is_in_step = unsettled.other_writes && is_written_in_step(address, bytes, other, frame);
         memcpy(unsettled.before, reinterpret_cast<void*>(address), unsettled.bytes);
         for (size_t i = 0; i < overtaken.size(); ++i) {
             if (overtaken[i].address != address || overtaken[i].bytes != bytes) continue;
             memcpy(unsettled.before, overtaken[i].after, bytes);
+            unsettled.is_in_step = false;  // the value depends on what the other lane has overwritten
             overtaken.erase(overtaken.begin() + i);
         }
         return true;
     });
-    if (writes && !relaxed) remember_write(address, bytes, mine);
+    if (writes && !relaxed) remember_write(address, bytes, mine, frame);
 }
 
 // ---- accesses that the engine makes or begins for the current thread: addresses are offsets in shared memory
@@ -489,6 +522,9 @@ static void begin_read(u32 offset, u32 bytes, const char* what) {
     static u64 accepted;  // the last write that was found to be right, and for which thread
     static u32 reader;
     for_each_slot(shared_region(me().block), offset, bytes, [&](Slot& slot, u64 where, u32) {
+        if (!slot.write && hint.empty())
+            note_hint(find_caller(__builtin_frame_address(0)),
+                      text("gives %s the shared address %llu, which nobody has written", what, where));
         if ((slot.write == accepted && current == reader) || slot.write >> 42 != block.serial) return false;
         const u32 component = u32(slot.write >> 30) & 4095;
         if (component == MBARRIER) fail("%s reads the mbarrier at shared address %llu", what, where);
@@ -619,7 +655,10 @@ static void excuse_reads(u64 address, u32 bytes) {
     });
 }
 
-static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const void* frame) {
+// Where `signals` holds what only threads of the same block may know from a variable.
+static u64 key_in_block(u64 address) { return address ^ u64(my_block().serial) << 48; }
+
+static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const void* frame, bool acquires = true) {
     if (!is_running) return;
     count_polled();
     if (reads && writes) excuse_reads(address, bytes);
@@ -634,29 +673,34 @@ static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const 
         polled.address = address, polled.bytes = std::min(bytes, 16u);
         memcpy(polled.before, reinterpret_cast<void*>(address), polled.bytes);
     }
-    if (writes && (thread.released || block.released)) {
-        Knowledge& signal = signals[address];
+    const std::pair<u64, const Knowledge*> sources[] = {
+        {address, &thread.released}, {address, &block.released}, {key_in_block(address), &thread.released_in_block}};
+    for (auto [key, released] : sources) {
+        if (!writes || !*released) continue;
+        Knowledge& signal = signals[key];
         auto all = signal ? std::make_shared<Clock>(*signal) : std::make_shared<Clock>();
-        for (auto* released : {&thread.released, &block.released})
-            if (*released) join(*all, 0, **released, block.serial);
+        join(*all, 0, **released, block.serial);
         signal = all;
     }
-    if (!reads) return;
-    const auto found = signals.find(address);
-    if (found == signals.end() || found->second == thread.acquired) return;
-    auto row = thread.row ? std::make_shared<Clock>(*thread.row) : std::make_shared<Clock>();
-    join(*row, block.serial, *found->second, 0);
-    thread.row = row, thread.acquired = found->second;
+    for (const u64 key : {address, key_in_block(address)}) {
+        const auto found = signals.find(key);
+        if (!reads || found == signals.end() || found->second == thread.acquired) continue;
+        Knowledge& known = acquires ? thread.row : thread.read;
+        auto all = known ? std::make_shared<Clock>(*known) : std::make_shared<Clock>();
+        join(*all, block.serial, *found->second, 0);
+        known = all;
+        if (acquires) thread.acquired = found->second;
+    }
 }
 
-void begin_atomic(const void* address, u32 bytes, bool orders) {
-    if (orders) fence_memory();
+void begin_atomic(const void* address, u32 bytes, bool orders, bool in_block) {
+    if (orders) fence_memory(in_block);
     touch_signal(reinterpret_cast<u64>(address), bytes, true, true, __builtin_frame_address(0));
 }
 
-void begin_signal(const void* address, u32 bytes, bool writes, bool orders) {
-    if (orders && writes) fence_memory();
-    touch_signal(reinterpret_cast<u64>(address), bytes, !writes, writes, __builtin_frame_address(0));
+void begin_signal(const void* address, u32 bytes, bool writes, bool orders, bool in_block) {
+    if (orders && writes) fence_memory(in_block);
+    touch_signal(reinterpret_cast<u64>(address), bytes, !writes, writes, __builtin_frame_address(0), orders);
 }
 
 // ---- a launch

@@ -1,6 +1,7 @@
 // The calls of a cell into engine.cpp, which is compiled once. cuda.h adds the words of CUDA C++.
 #pragma once
 #include <cstdint>
+#include <initializer_list>
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS  // Bessel functions and the like, which take half of the time to compile a cell
 #include <math.h>
 #include <stddef.h>
@@ -53,9 +54,11 @@ struct Votes {
     u32 filled;
 };
 Votes meet(const char* what, u32 mask, u64 value);  // waits for the lanes of `mask`, which exchange values
-void begin_atomic(const void* address, u32 bytes, bool orders = false);  // `orders`: with a fence
-void begin_signal(const void* address, u32 bytes, bool writes, bool orders);  // a volatile, acquiring... load or store
-void fence_memory();
+// `orders`: with a fence. `in_block`: which acts in this block alone.
+void begin_atomic(const void* address, u32 bytes, bool orders = false, bool in_block = false);
+// A volatile, relaxed, acquiring or releasing load or store.
+void begin_signal(const void* address, u32 bytes, bool writes, bool orders, bool in_block = false);
+void fence_memory(bool in_block = false);
 void pause();  // lets others run, in a loop that waits for memory
 u32 active_lanes();  // of this warp: those that have come to this call, while no other lane can run
 int count_in_block(bool value);  // waits for all threads, and counts those that give true
@@ -107,7 +110,7 @@ inline void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool 
 }
 void commit_products();
 void wait_for_products(u32 pending);
-void store_matrices(u32 address, const u32 (&rows)[4], bool transposed);
+void store_matrices(u32 address, std::initializer_list<u32> rows, bool transposed);
 
 u32 bf16_bits(float value);  // rounded to the nearest even
 u32 f16_bits(float value);

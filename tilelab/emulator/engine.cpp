@@ -122,6 +122,7 @@ struct Product {
     u32 issued[4] = {};  // threads of each warp
     u32 executed = 0;  // one bit per warp
     u32* d[128];
+    Where where;  // it was issued
 };
 
 struct WarpGroup {
@@ -162,7 +163,9 @@ struct Thread {
     Where where;  // it waits
     bool yielded = false;  // it can run, but polls
     u32 pauses = 0, now = 1;
-    Knowledge row, acquired, released;
+    Knowledge row, acquired;
+    Knowledge released, released_in_block;  // by its last fence, and by one for its block alone
+    Knowledge read;  // by relaxed loads: a fence will acquire it
     u32 product_component = 0, products_waited = 0, store_component = 0, stores_waited = 0;
     std::vector<CpAsync> copies;
     u32 copy_groups = 0;
@@ -327,6 +330,10 @@ void fail(const char* format, ...) {
     va_start(values, format);
     end_run(find_caller(__builtin_frame_address(0)), format, values);
 }
+
+// What is allowed, but may be why a result is wrong: the first of it in a launch.
+static std::string hint;
+static void note_hint(const Where& where, const std::string& what) { hint = place(me(), where) + ": " + what; }
 
 static std::string printed;
 void print(const char* format, ...) {
@@ -1047,7 +1054,9 @@ static void complete_one() {
     operations.erase(operations.begin() + which);
     if (done.kind != LOAD) return;
     blocks[done.block].barriers[done.barrier].bytes -= done.bytes;
+    if (!failure.empty()) return;
     complete_phase_if_due(done.block, done.barrier);
+    if (!failure.empty()) failure = mark(done.where) + failure;
 }
 
 static bool has_next_product(const WarpGroup& group, u32 warp);
@@ -1187,6 +1196,12 @@ void move_box(Kind kind, const void* map_argument, u32 dimensions, const int* co
     if (kind != LOAD && (map.type[0] == 'i' && map.itemsize < 4 && kind == ADD))
         fail("%s cannot add integers of %u bytes", what, u32(map.itemsize));
     operation.what = what;
+    for (u32 d = 0; d < dimensions && hint.empty(); ++d)
+        if (corner[d] >= long(map.shape[d]) || corner[d] + long(map.box[d]) <= 0)
+            note_hint(find_caller(__builtin_frame_address(0)),
+                      text("moves a box that lies wholly outside of the tensor: it starts at %d of %u elements in "
+                           "dimension %u",
+                           corner[d], map.shape[d], d));
     const u32 home = find_block(tile);
     if (kind == LOAD && find_block(barrier) != home)
         fail("%s signals an mbarrier of another block than its tile's, which the emulator does not know", what);
@@ -1412,6 +1427,7 @@ void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u6
         Product& product = *group.products.back();
         product.kind = kind, product.a = a, product.b = b;
         product.accumulate = accumulate, product.a_in_registers = a_registers;
+        product.where = find_caller(__builtin_frame_address(0));
     }
     const std::shared_ptr<Product> product = group.products[index];
     if (product->a != a || product->b != b || product->kind.width != kind.width || product->accumulate != accumulate)
@@ -1485,13 +1501,13 @@ void wait_for_products(u32 pending) {
 
 // ---- stmatrix: tilelab/include/tma.cuh describes which lane holds what
 
-void store_matrices(u32 address, const u32 (&rows)[4], bool transposed) {
+void store_matrices(u32 address, std::initializer_list<u32> rows, bool transposed) {
     const Votes votes = meet("stmatrix", 0xffffffff, address);
     if (votes.filled != 0xffffffff) fail("stmatrix needs all 32 lanes of the warp");
     const u32 lane = lane_number();
-    for (u32 matrix = 0; matrix < 4; ++matrix)
+    for (u32 matrix = 0; matrix < rows.size(); ++matrix)
         for (u32 half = 0; half < 2; ++half) {
-            const u32 row = lane / 4, column = lane % 4 * 2 + half, element = rows[matrix] >> 16 * half;
+            const u32 row = lane / 4, column = lane % 4 * 2 + half, element = rows.begin()[matrix] >> 16 * half;
             const u32 line = u32(votes.slots[matrix * 8 + (transposed ? column : row)]);
             u8* const unit = find_shared(line, 16, "a row of stmatrix");
             if (transposed) record_shared(line + 2 * row, 2, true, "stmatrix");
@@ -1515,7 +1531,8 @@ static void run_thread() {
         require_in_step();
         wait_for_copies(0);
         ++effects;
-        if (!me().issued.empty()) fail("ends before wgmma_wait has waited for all of its products");
+        if (!me().issued.empty())
+            fail_at(me().issued[0].product->where, "ends before wgmma_wait has waited for all of its products");
         me().finished = true;
         --my_block().live;
         coroutines[current].is_idle = true;
@@ -1570,7 +1587,8 @@ static std::string find_unfinished(u32 number) {
     }
     for (auto& group : blocks[number].warp_groups)
         if (!group.products.empty())
-            return text("block %s ended, and some warps of a warp group have not issued the wgmma of the others",
+            return mark(group.products[0]->where) +
+                   text("block %s ended, and some warps of a warp group have not issued the wgmma of the others",
                         name_index(blocks[number].index, gridDim).c_str());
     return "";
 }
@@ -1785,6 +1803,13 @@ extern "C" const char* take_advice() {
     emulator::advice.clear();
     return said.c_str();
 }
+// Return what the last launch did that is allowed, but may be why a result is wrong.
+extern "C" const char* take_hint() {
+    static std::string said;
+    said.swap(emulator::hint);
+    emulator::hint.clear();
+    return said.c_str();
+}
 #include "hooks.h"
 
 // The compiler's option -fsanitize-coverage=trace-pc makes a kernel call this at the start of each basic block.
@@ -1833,7 +1858,7 @@ extern "C" const char* run_emulated(void (*kernel)(void**), const u8* code_begin
     dynamic_base = (static_bytes + dynamic_alignment - 1) / dynamic_alignment * dynamic_alignment;
     shared_bytes = dynamic_base + dynamic_bytes;
     blocks_per_cluster = cluster;
-    failure.clear();
+    failure.clear(), hint.clear();
     operations.clear(), clusters.clear(), blocks.clear(), threads.clear();
     const u32 most_blocks = most_resident * cluster;
     clusters.reserve(most_resident), blocks.reserve(most_blocks);  // references to them stay valid

@@ -60,7 +60,7 @@ HOOK __tsan_vptr_read(void*) {}
 #define ATOMICS(BITS, TYPE)                                                                                     \
     extern "C" TYPE __tsan_atomic##BITS##_load(const volatile TYPE* at, int order) {                            \
         if (order > 2) emulator::fence_memory();                                                                \
-        touch_signal(reinterpret_cast<u64>(at), BITS / 8, true, false, CALLER);                                 \
+        touch_signal(reinterpret_cast<u64>(at), BITS / 8, true, false, CALLER, order > 0);                      \
         return *at;                                                                                             \
     }                                                                                                           \
     HOOK __tsan_atomic##BITS##_store(volatile TYPE* at, TYPE value, int order) {                                \

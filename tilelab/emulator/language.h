@@ -146,7 +146,8 @@ typedef CUtensorMap_st CUtensorMap;
 #define assert(...)          \
     ((__VA_ARGS__) ? (void)0 \
                    : emulator::fail("the assertion '%s' of line %d does not hold", #__VA_ARGS__, int(__LINE__)))
-inline void __assert_fail(const char* condition, const char*, unsigned line, const char*) {
+extern "C"
+    [[noreturn]] inline void __assert_fail(const char* condition, const char*, unsigned line, const char*) noexcept {
     emulator::fail("the assertion '%s' of line %u does not hold", condition, line);
 }
 
@@ -219,13 +220,15 @@ REDUCE_LANES(__reduce_xor_sync, u32, a ^ b)
 #undef REDUCE_LANES
 
 inline void __threadfence() { emulator::fence_memory(); }
-inline void __threadfence_block() { emulator::fence_memory(); }
+inline void __threadfence_block() { emulator::fence_memory(true); }
 inline void __threadfence_system() { emulator::fence_memory(); }
 inline void __nanosleep(u32) { emulator::pause(); }
 inline void __prof_trigger(int) {}
 inline long long clock64() { return (long long)emulator::cycles(); }
 inline unsigned long long __nv_clock64() { return emulator::cycles(); }
-#define clock() ((long)emulator::cycles())
+namespace cell {  // before the C library's
+inline long clock() { return (long)emulator::cycles(); }
+}  // namespace cell
 inline unsigned long long globaltimer() { return emulator::cycles(); }
 
 // Kernels run one after the other here.

@@ -14,6 +14,11 @@ from tilelab.cells import cuda_magic
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 
+# Block 0 gives x to block 1 by a flag in memory.
+FLAG = """int* f = (int*)(out + 128); if (blockIdx.x == 0) { out[t] = x[t]; FENCE __syncthreads();
+if (t == 0) asm volatile("st.relaxed.gpu.global.s32 [%0], 1;" ::"l"(f) : "memory"); } else { int v = 0; if (t == 0)
+do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(f) : "memory"); while (!v);
+__syncthreads(); out[64 + t] = out[t]; }"""
 # name: what the kernel does, what the emulator says, and the launch where it is not one block of 64 threads
 WRONG = {
     "sum in shared memory": (
@@ -104,6 +109,21 @@ WRONG = {
         "nothing orders the two blocks",
         {"grid": 4, "block": 32},
     ),
+    "a fence for the block alone": (
+        FLAG.replace("FENCE", "__threadfence_block();"),
+        "nothing orders",
+        {"grid": 2},
+    ),
+    "a release for the block alone": (
+        FLAG.replace("FENCE", "").replace("st.relaxed.gpu", "st.release.cta"),
+        "nothing orders",
+        {"grid": 2},
+    ),
+    "a relaxed load without a fence": (
+        FLAG.replace("FENCE", "__threadfence();").replace("ld.acquire", "ld.relaxed"),
+        "nothing orders",
+        {"grid": 2},
+    ),
     "an atomic beside a plain read": (
         "__shared__ int s; if (t == 0) s = 0; __syncthreads(); atomicAdd(&s, 1); out[t] = s;",
         "a data race",
@@ -111,6 +131,9 @@ WRONG = {
 }
 # name: what the kernel does, and out[0] afterwards
 RIGHT = {
+    "a flag with a fence": (FLAG.replace("FENCE", "__threadfence();"), 1, {"grid": 2}),
+    "a flag that releases": (FLAG.replace("FENCE", "").replace("st.relaxed", "st.release"), 1, {"grid": 2}),
+    "one lane of a warp wins": ("if (t < 32) { out[1] = t; __syncwarp(); out[0] = out[1] < 32; }", 1),
     "a flag": (
         "__shared__ volatile int f; __shared__ float v; if (t == 0) f = 0; __syncthreads();"
         "if (t == 40) { v = 3; __threadfence_block(); f = 1; }"
