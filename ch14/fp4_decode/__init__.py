@@ -2,7 +2,8 @@
 
 The time goes into reading W (N, K) once. Each program owns rows of W and a share of K, so that there are enough
 programs. The last program of a block of rows adds the shares, always in the same order, so that the same launch gives
-the same bits. Read `kernels` first, and then `configs`. Source: OCP MX v1.0.
+the same bits. Read `kernels` first, which is for up to 16 tokens, then decode.cu, which is for more, and then
+`configs`. Source: OCP MX v1.0.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ch14.fp4_decode.configs import (
     DecodeConfig,
     best_config,
     configs,
+    find_best,
     launch_options,
     padded_tokens,
     parse,
@@ -40,6 +42,7 @@ __all__ = [
     "configs",
     "DecodeConfig",
     "best_config",
+    "find_best",
     "padded_tokens",
     "parse",
     "job",
@@ -102,17 +105,18 @@ def _check_hardware(config: DecodeConfig, x: torch.Tensor) -> None:
 def _build(x, weight, scales, out, config, early: bool):
     """Check the arguments and compile the kernel.
 
-    Return a function of (x, weight, scales, out, parts, counters) that launches it, the configuration, and the numbers
-    of parts and of counters.
+    Return a function of (x, weight, scales, out, parts, counters) that launches it, the configuration, the numbers of
+    parts and of counters, and how the configuration was chosen.
     """
     m, n, k = _check_operands(x, weight, scales, out)
-    config = operands.choose_config(
-        config, configs(m), DecodeConfig, lambda: best_config(m, n, k, device.current()), parse
-    )
+    chosen = ""
+    if isinstance(config, str) and config == "best":
+        config, chosen = find_best(m, n, k, device.current(), aligned=scales.data_ptr() % 4 == 0)
+    config = operands.choose_config(config, configs(m), DecodeConfig, lambda: None, parse)
     _check_hardware(config, x)
     tokens, grid = padded_tokens(m, config.kernel), config.grid(n, k)
     if config.kernel == "wgmma":
-        return _build_wgmma(x, weight, scales, out, config, early)
+        return *_build_wgmma(x, weight, scales, out, config, early), chosen
     if config.kernel == "registers" and tokens * config.share > STAGED:
         raise ValueError(
             f"{tokens} tokens of a share of {config.share} columns take more than 64 KiB of shared "
@@ -140,11 +144,11 @@ def _build(x, weight, scales, out, config, early: bool):
     arguments = dict(zip(names, (*tensors, *_make_workspace(parts, counters, x.device))))
     arguments |= {"M": m, "N": n, "blocks": k // BLOCK}
     launch = triton_launch.prepare(kernel, grid, arguments, dict(zip(names, range(6))), early, **constants)
-    return launch, config, parts, counters
+    return launch, config, parts, counters, chosen
 
 
 def _build_wgmma(x, weight, scales, out, config: DecodeConfig, early: bool):
-    """Return what `_build` does, for the wgmma kernel and the small one that arranges the tokens for it."""
+    """Return the first four of what `_build` returns, for the wgmma kernel and the one that arranges its tokens."""
     (m, k), n = x.shape, weight.shape[0]
     if k % SLAB or scales.data_ptr() % 4:
         raise ValueError(
@@ -196,14 +200,14 @@ def _make_workspace(parts: int, counters: int, where: torch.device) -> tuple[tor
 
 def _plan(x, weight, scales, out, config) -> Plan:
     # The kernel before may have written the weights, so none is loaded before it has ended.
-    run, config, parts, counters = _build(x, weight, scales, out, config, False)
+    run, config, parts, counters, chosen = _build(x, weight, scales, out, config, False)
 
     def launch(*tensors):
         where = tensors[0].device
         work = torch.empty(parts, dtype=torch.float32, device=where)
         run(*tensors, work, workspace.make_counters(counters, where))
 
-    return Plan(launch, (x.shape[0], weight.shape[0]), torch.bfloat16, x.device, config)
+    return Plan(launch, (x.shape[0], weight.shape[0]), torch.bfloat16, x.device, config, chosen=chosen)
 
 
 planner = Planner(_plan, ("x", "weight", "scales"))
@@ -224,17 +228,17 @@ def prepare(
 ) -> Launch:
     """Check the arguments of `decode`, make its work space, and return a Launch. Arguments as there.
 
-    Launches share the work space, so only one may be in flight. A launch of the registers kernel loads weights before
+    Launches share the work space, so only one may be in flight. A launch of another than a plain kernel loads weights before
     the previous kernel of the stream has ended: after writing `weight` or `scales` in place, prepare again. `x` may
-    change between launches.
+    change between launches. `chosen` says how "best" was found.
     """
     if isinstance(x, torch.Tensor) and x.ndim == 2 and not x.shape[0]:
         return planner.prepare((x, weight, scales), out, config)  # nothing to launch
-    launch, config, parts, counters = _build(x, weight, scales, out, config, True)
+    launch, config, parts, counters, chosen = _build(x, weight, scales, out, config, True)
     if out is None:
         out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
     tensors = x, weight, scales, out, *_make_workspace(parts, counters, x.device)
-    return Launch(functools.partial(launch, *tensors), out, config)
+    return Launch(functools.partial(launch, *tensors), out, config, chosen=chosen)
 
 
 def run(x, weight, scales, *, out=None, config="best") -> torch.Tensor:

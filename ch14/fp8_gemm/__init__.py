@@ -20,13 +20,14 @@ from ch14.fp8_gemm.configs import (
     BLOCK,
     Fp8Config,
     best_config,
+    candidates,
     configs,
     make_config,
     operand_bytes,
     parse,
     predict_us,
 )
-from tilelab.runtime import build, cuda, device, operands, operators, provenance, tuned, workspace
+from tilelab.runtime import build, choice, cuda, device, operands, operators, provenance, tuned, workspace
 from tilelab.runtime.operands import Launch
 from tilelab.runtime.plans import Plan, Planner
 from tilelab.runtime.tensor_map import make_tensor_map
@@ -56,20 +57,18 @@ def tuned_source() -> str:
 
 
 def find_best(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[Fp8Config, str]:
-    """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by its extents."""
-    untuned = best_config(m, n, k, sms, mx)
-    return tuned.find(
-        "fp8",
-        make_config,
-        m,
-        n,
-        k,
-        "fp8",
-        lambda config, m, n, k: predict_us(config, m, n, k, sms),
+    """Return the configuration for a shape, and how it was found: in a table of tuned shapes, or by the model."""
+    found = tuned.find_exact(
+        *("fp8", make_config, m, n, k, "fp8"),
         lambda config: config.splits <= k // BLOCK and (config.block_n == 128 or not mx),
         tuned_source,
-        untuned,
-    ) or (untuned, "by the extents")
+    )
+    if found:
+        return found
+    families = candidates(m, n, k, sms, mx)
+    predicted = {name: predict_us(config, m, n, k, sms) for name, config in families.items()}
+    ranked, why = choice.rank("fp8", device.current().name or "", predicted, m, n, k)
+    return families[ranked[0]], why
 
 
 def spec(

@@ -182,9 +182,9 @@ def configs() -> dict[str, Fp8Config]:
 TILES = (
     *((1, 2, columns) for columns in (64, 80, 96, 112, 128)),
     (1, 1, 160),
-    *((2, 2, columns) for columns in (64, 80, 96, 112, 128)),
+    *((2, 2, columns) for columns in (64, 96, 112, 128)),
     *((2, 1, columns) for columns in (144, 160)),
-    *((3, 1, columns) for columns in (64, 80, 96, 112, 128)),
+    *((3, 1, columns) for columns in (64, 96, 112, 128)),
 )
 
 
@@ -198,26 +198,27 @@ def fill_ring(consumers: int, scratch: int, block_n: int, **fields: int) -> Fp8C
 
 
 def candidates(m: int, n: int, k: int, sms: int, mx: bool = False) -> dict[str, Fp8Config]:
-    """Return the configurations that "best" chooses from, by the name of their family, such as "128×96 split".
+    """Return the configurations that "best" chooses from, by the name of their family: "128×96, cluster 2, split".
 
-    The families are those of `tilelab.runtime.choice`. Few tiles share the SMs in splits of K, which take all SMs or
-    half of them.
+    `tilelab.runtime.choice` says what a family is. Where there are few tiles, splits of K share the SMs.
     """
-    found = {}
+    found, group = {}, 16 if m >= 4096 else 8
     for consumers, scratch, columns in TILES:
-        if consumers > math.ceil(m / 64) or mx and columns != 128:
-            continue
-        whole = fill_ring(consumers, scratch, columns, group_m=16 if m >= 4096 else 8)
-        name, tiles = f"{whole.block_m}×{columns}", whole.tiles(m, n)
-        found[name] = whole
-        for word, splits in (("split", sms // tiles), ("half split", sms // tiles // 2)):
-            splits = min(splits, k // BLOCK // LEAST_STEPS, MAX_SPLITS)
-            if splits > 1:
-                found[f"{name} {word}"] = dataclasses.replace(whole, splits=splits)
-        if consumers == 2 and scratch == 2 and columns >= 96 and m >= 512 and not mx:
-            found[f"{name} epilogue warps"] = fill_ring(
-                consumers, scratch, columns, group_m=whole.group_m, epilogue_warps=3
-            )
+        rows = math.ceil(m / 64 / consumers)
+        for cluster in (1, 2):  # clusters of four that need an SM each do not fit on all SMs
+            if consumers > math.ceil(m / 64) or cluster > max(rows, 1) or columns % (8 * cluster):
+                continue
+            if mx and columns != 128 or cluster > 1 and columns == 80:
+                continue
+            fields = {"group_m": max(1, group // cluster), "cluster": cluster}
+            whole = fill_ring(consumers, scratch, columns, **fields)
+            name = f"{whole.block_m}×{columns}" + f", cluster {cluster}" * (cluster > 1)
+            found[name] = whole
+            splits = min(sms // whole.tiles(m, n), k // BLOCK // LEAST_STEPS, MAX_SPLITS)
+            if splits > 1 and columns not in (80, 144):
+                found[f"{name}, split"] = dataclasses.replace(whole, splits=splits)
+            if (consumers, columns) == (2, 128) and m >= 512 and not mx:
+                found[f"{name}, epilogue warps"] = fill_ring(2, 2, 128, epilogue_warps=3, **fields)
     return found
 
 
@@ -229,23 +230,31 @@ def best_config(m: int, n: int, k: int, sms: int, mx: bool = False) -> Fp8Config
     return min(candidates(m, n, k, sms, mx).values(), key=lambda config: predict_us(config, m, n, k, sms))
 
 
-# The model of `predict_us`, in clocks of an SM at CLOCK_GHZ: a CTA multiplies with this share of the tensor core's
-# rate, L2 delivers so many bytes per clock to each SM, and a tile takes so long to begin and to store.
-CLOCK_GHZ, RATE_SHARE, L2_BYTES_PER_CLOCK, DRAM_BYTES_PER_US = 1.6, 0.68, 44, 4.2e6
-
-TILE_CLOCKS, SPLIT_CLOCKS, LAUNCH_US = 1200, 1800, 2.5
+# The model of `predict_us`, fitted to 7,000 times of 250 shapes on an H200. In clocks of CLOCK_GHZ: a CTA multiplies
+# with this share of the tensor core's rate (by the number of scratches). L2 delivers so many bytes per clock to an SM,
+# and to all of them. A tile takes so long to begin and, per element, to store; the same for adding splits.
+CLOCK_GHZ, RATE_SHARE, L2_BYTES_PER_CLOCK, ALL_L2_BYTES_PER_CLOCK = 1.6, {1: 0.802, 2: 1.056}, 58.2, 6140
+TILE_CLOCKS, STORE_CLOCKS, SPLIT_CLOCKS, PART_CLOCKS = 567, 0.0664, 9480, 0.0512
+DRAM_BYTES_PER_US, LAUNCH_US, CLUSTER_US, BLEND = 3.49e6, 1.62, 0.24, 3.58
 
 
 def predict_us(config: Fp8Config, m: int, n: int, k: int, sms: int) -> float:
-    """Return the time of a product in microseconds that a model of waves of tiles expects."""
+    """Return the time of a product in microseconds that a model of waves of tiles expects.
+
+    `BLEND` is the exponent of a norm that decides how far waves and the traffic of DRAM overlap.
+    """
+    element = config.block_m * config.block_n
+    ctas, slots = config.tiles(m, n) * config.splits, max(sms // config.cluster, 1) * config.cluster
+    multiply = 2 * element * BLOCK / FLOPS_PER_CLOCK / RATE_SHARE[config.scratch]
+    rate = min(L2_BYTES_PER_CLOCK, ALL_L2_BYTES_PER_CLOCK / min(ctas, slots))
+    load = (min(config.block_m, m) + config.block_n) * BLOCK / rate
+    step = (multiply**4 + load**4) ** 0.25
+    fixed = TILE_CLOCKS + STORE_CLOCKS * element
+    fixed += (config.splits > 1) * (SPLIT_CLOCKS + PART_CLOCKS * config.splits * element)
     steps = math.ceil(k / BLOCK / config.splits)
-    share = RATE_SHARE * (0.95 if config.scratch == 1 else 1)
-    multiply = 2 * config.block_m * config.block_n * BLOCK / FLOPS_PER_CLOCK / share
-    load = (min(config.block_m, m) + config.block_n) * BLOCK / L2_BYTES_PER_CLOCK
-    fixed = TILE_CLOCKS + (config.splits > 1) * (SPLIT_CLOCKS + 100 * config.splits)
-    waves = math.ceil(config.tiles(m, n) * config.splits / sms)
-    compute = waves * (steps * max(multiply, load) + fixed) / CLOCK_GHZ / 1e3
-    return max(compute, operand_bytes(m, n, k) / DRAM_BYTES_PER_US) + LAUNCH_US * (1 - config.pdl / 2)
+    busy = math.ceil(ctas / slots) * (steps * step + fixed) / CLOCK_GHZ / 1e3
+    memory = operand_bytes(m, n, k) / DRAM_BYTES_PER_US
+    return (busy**BLEND + memory**BLEND) ** (1 / BLEND) + LAUNCH_US + CLUSTER_US * (config.cluster > 1)
 
 
 def operand_bytes(m: int, n: int, k: int) -> int:

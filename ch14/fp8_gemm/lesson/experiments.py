@@ -16,9 +16,8 @@ from torch.nn.functional import ScalingType, scaled_mm
 
 from ch14 import fp8_gemm
 from ch14.fp8_gemm.configs import BLOCK, FLOPS_PER_CLOCK, Fp8Config, operand_bytes
-from ch14.fp8_gemm.lesson.shapes import HELD_OUT
 from ch14.fp8_gemm.lesson.verification import BF16, fp8_jobs, fp8_operands, verify_fp8
-from tilelab.measure import bench, check, peers
+from tilelab.measure import bench, check, layer_shapes, peers
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
 
@@ -172,11 +171,15 @@ def measure_peers():
 
 @experiment(
     "ch14_blockscaled_held_out",
-    functools.partial(provenance.source_hash, *FP8_SOURCES, peers.DeepGemm, peers.align_columns),
+    functools.partial(
+        provenance.source_hash, *FP8_SOURCES, peers.DeepGemm, peers.align_columns, layer_shapes.HELD_OUT
+    ),
 )
 def measure_held_out():
     """Measure fp8 with block scales beside DeepGEMM at shapes that the choice of "best" was not fitted to."""
-    return compare_with_deep_gemm(HELD_OUT)
+    return compare_with_deep_gemm(
+        [shape for _, shape in layer_shapes.list_held_out() if shape[2] % BLOCK == 0 and shape[1] % 8 == 0]
+    )
 
 
 def find_fault(tensors, prepare) -> str:
