@@ -228,9 +228,9 @@ def prepare(
 ) -> Launch:
     """Check the arguments of `decode`, make its work space, and return a Launch. Arguments as there.
 
-    Launches share the work space, so only one may be in flight. A launch of another than a plain kernel loads weights before
-    the previous kernel of the stream has ended: after writing `weight` or `scales` in place, prepare again. `x` may
-    change between launches. `chosen` says how "best" was found.
+    Launches share the work space, so only one may be in flight. Unless it is of a plain kernel, a launch loads weights
+    before the previous kernel of the stream has ended: after writing `weight` or `scales` in place, prepare again. `x`
+    may change between launches. `chosen` says how "best" was found.
     """
     if isinstance(x, torch.Tensor) and x.ndim == 2 and not x.shape[0]:
         return planner.prepare((x, weight, scales), out, config)  # nothing to launch

@@ -175,8 +175,8 @@ def wgmma_candidates(m: int, n: int, k: int, sms: int) -> dict[str, DecodeConfig
 def predict_us(config: DecodeConfig, m: int, n: int, k: int, sms: int) -> float:
     """Return the time for more than FEW tokens that a model expects.
 
-    In the wgmma kernel, the busiest SM decodes and multiplies, beside the traffic of L2. The registers kernel multiplies
-    with instructions of few tokens.
+    In the wgmma kernel, the busiest SM decodes and multiplies, beside the traffic of L2. The registers kernel
+    multiplies with instructions of few tokens.
     """
     if config.kernel == "registers":
         return 4 + n * k / 1e6 * (0.5 if m <= 32 else 1.45)
@@ -193,11 +193,11 @@ def predict_us(config: DecodeConfig, m: int, n: int, k: int, sms: int) -> float:
 
 
 def find_best(m: int, n: int, k: int, here: device.Device, aligned: bool = True) -> tuple[DecodeConfig, str]:
-    """Return the configuration for a shape, and how it was found. The wgmma kernel needs scales that are `aligned` to 4.
+    """Return the configuration for a shape, and how it was found. The wgmma kernel needs scales `aligned` to 4 bytes.
 
-    The registers kernel takes up to FEW tokens, a K that is no multiple of SLAB, and small weights. A program of it waits
-    for its tokens before it multiplies, and its sums are stored after it. So the busiest SM should have little to do, and
-    16 warps that do it.
+    The registers kernel takes up to FEW tokens, a K that is no multiple of SLAB, and small weights. A program of it
+    waits for its tokens before it multiplies, and its sums are stored after it. So the busiest SM should have little to
+    do, and 16 warps that do it.
     """
     if here.capability is None or here.capability < (9, 0):
         return DecodeConfig("plain", 64, 512, 4, 2), "by the GPU"

@@ -322,6 +322,13 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
     }
 }
 
+// A warp says that it has read a stage: to its own CTA, and to those that load B into it.
+__device__ __forceinline__ void release(const Memory& memory, u32 stage, u32 lane) {
+    if constexpr (CLUSTER == 1) {
+        if (lane == 0) mbarrier_arrive(memory.empty + 8 * stage);
+    } else if (lane < CLUSTER) mbarrier_arrive_cluster(memory.empty + 8 * stage, lane);
+}
+
 // Scales for a tile that reaches into a second block of B's columns: those of its left and of its right columns.
 struct Scales {
     float left, right;
@@ -359,9 +366,7 @@ __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory
     auto add_block = [&](float (&sum)[SUMS], Scales upper, Scales lower) {
         warpgroup_fence_operand(sum);
         // One lane speaks for its warp: the lanes have read their scales before their common wgmma_wait.
-        if constexpr (CLUSTER == 1) {
-            if (lane == 0) mbarrier_arrive(memory.empty + 8 * used_stage);
-        } else if (lane < CLUSTER) mbarrier_arrive_cluster(memory.empty + 8 * used_stage, lane);
+        release(memory, used_stage, lane);
 #pragma unroll
         for (int begin = 0; begin < SUMS; begin += GRAIN / 2) {
             const bool is_right = HAS_TWO_SCALES && 2 * begin >= columns_left;

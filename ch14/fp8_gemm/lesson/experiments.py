@@ -33,6 +33,8 @@ DEEPSEEK = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 716
 
 PEER_SHAPES = tuple((m, n, k) for n, k in DEEPSEEK for m in (1, 16, 64, 256, 1024, 4096, 8192))
 
+HELD_OUT_TOKENS = (24, 100, 240, 384, 1500)  # of layers that no choice was fitted to
+
 FP8_FLOPS = FLOPS_PER_CLOCK
 
 # The measured code, for `provenance.source_hash`.
@@ -172,14 +174,18 @@ def measure_peers():
 @experiment(
     "ch14_blockscaled_held_out",
     functools.partial(
-        provenance.source_hash, *FP8_SOURCES, peers.DeepGemm, peers.align_columns, layer_shapes.HELD_OUT
+        provenance.source_hash, *FP8_SOURCES, peers.DeepGemm, peers.align_columns, layer_shapes.list_held_out
     ),
 )
 def measure_held_out():
     """Measure fp8 with block scales beside DeepGEMM at shapes that the choice of "best" was not fitted to."""
-    return compare_with_deep_gemm(
-        [shape for _, shape in layer_shapes.list_held_out() if shape[2] % BLOCK == 0 and shape[1] % 8 == 0]
-    )
+    weights = [
+        layers[name]
+        for layers in layer_shapes.HELD_OUT.values()
+        for name in ("q, k, v", "down")
+        if name in layers
+    ]
+    return compare_with_deep_gemm([(m, n, k) for m in HELD_OUT_TOKENS for n, k in weights])
 
 
 def find_fault(tensors, prepare) -> str:
