@@ -342,7 +342,7 @@ def judge_solutions(stem, sample=None):
         is_exercise = re.search(r"\bcheck\w*\(", source.splitlines()[0 if source[0] == "%" else -1])
         changed = list(mutants(source)) if is_exercise else []
         if sample is not None:  # the same ones each time, but no pattern in their order
-            changed.sort(key=lambda mutant: hashlib.sha256(mutant.source.encode()).digest())
+            changed.sort(key=lambda mutant: hashlib.sha256(mutant.what.encode()).digest())
             changed = changed[:sample]
         if names and not changed:
             continue

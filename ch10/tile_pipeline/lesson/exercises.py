@@ -387,7 +387,16 @@ def check_narrow(kernel) -> None:
     def make_maps(x, out):
         return make_tensor_map(x, (64, 16), swizzle="64B"), make_tensor_map(out, (16, 64))
 
-    _raise(check_transpose(by_tile(kernel, (64, 16), 256, make_maps)))
+    prepare = by_tile(kernel, (64, 16), 256, make_maps)
+    _raise(check_transpose(prepare))
+    if not emulator.is_available():
+        return
+    with emulator.trace() as trace:
+        prepare(*make_matrices((64, 32), "cpu", transposed=True))()
+    stores = sum(event.kind == emulator.Event.STORE for event in trace.events)
+    assert stores == 2, (
+        f"out is right, but two blocks have issued {stores} stores: one thread stores the tile"
+    )
 
 
 STAGES, TILE_ROWS = 4, 64  # of the ring of exercise 5
