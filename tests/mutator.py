@@ -331,7 +331,7 @@ def judge(source, names, limit_s):
 def judge_solutions(stem, sample=None):
     """Yield (exercise's cell, mutant, what its check said) of a notebook; `sample` counts the mutants of each cell.
 
-    Of a sample the solutions are not checked first, which takes most of its time.
+    Of a sample the solutions are not checked first, and cells that define an operator are left out: both take long.
     """
     path = ROOT / "notebooks" / "solutions" / f"{stem}.ipynb"
     names = {}
@@ -343,7 +343,9 @@ def judge_solutions(stem, sample=None):
         changed = list(mutants(source)) if is_exercise else []
         if sample is not None:  # the same ones each time, but no pattern in their order
             changed.sort(key=lambda mutant: hashlib.sha256(mutant.what.encode()).digest())
-            changed = changed[:sample]
+            changed = (
+                [] if "fake" in source else changed[:sample]
+            )  # the check of an operator compiles, for 10 s
         if names and not changed:
             continue
         before, begin = dict(names), time.process_time()
