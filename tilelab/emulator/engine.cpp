@@ -173,7 +173,6 @@ struct Thread {
     u32 copy_groups = 0;
     u32 groups = 0;  // bulk groups that it has committed
     u32 cluster_generation = 0;
-    bool must_meet_cluster = false;  // before it ends
     u32 calls = 0;  // since its warp has met, of what one lane often does for all
     bool has_waited = false;  // for an mbarrier since then
     // wgmma
@@ -693,7 +692,6 @@ void require_together(const char* what) {
             "comes to %s where the lanes of its warp may have parted: all execute it together, so __syncwarp() must "
             "come first",
             what);
-    thread.must_meet_cluster = !strcmp(what, "cluster_arrive()");
 }
 
 static u32 count_live(u32 first_block) {
@@ -1563,9 +1561,6 @@ static void run_thread() {
         ++effects;
         if (!me().issued.empty())
             fail_at(me().issued[0].product->where, "ends before wgmma_wait has waited for all of its products");
-        if (me().must_meet_cluster)
-            fail(
-                "ends between cluster_arrive() and cluster_wait(): other blocks may still send to this one, or wait for it");
         me().finished = true;
         --my_block().live;
         coroutines[current].is_idle = true;

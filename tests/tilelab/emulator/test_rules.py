@@ -68,7 +68,6 @@ WRONG = {
         "__shared__ u64 b; if (t == 0) mbarrier_init(shared_address(&b), 1); cluster_arrive(); cluster_wait();",
         "the lanes of its warp may have parted",
     ),
-    "a meeting of the cluster that does not end": ("cluster_arrive();", "ends between cluster_arrive"),
     "cp.async without a wait": (
         "__shared__ __align__(16) float s[256]; cp_async_16(shared_address(s + 4 * t), x + 4 * t);"
         "cp_async_commit(); out[t] = s[4 * t];",
