@@ -1500,7 +1500,7 @@ void wait_for_products(u32 pending) {
     Thread& thread = me();
     if (thread.product_groups <= pending) return;
     const u32 limit = thread.product_groups - pending;
-    wait_until(  // a wgmma group is one of the warp group, so what one warp has waited for is done for all
+    wait_until(  // PTX: commit_group makes one group per warp group, so what one warp has waited for is done for all
         [&thread, limit] {
             return std::all_of(thread.issued.begin(), thread.issued.end(), [=](auto& each) {
                 const auto& issued = each.product->issued;
