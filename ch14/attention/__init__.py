@@ -1,7 +1,8 @@
 """Flash attention, forward: softmax(Q K^T / sqrt(D)) V on tiles that TMA moves, for sm_90a and newer.
 
-Neither kernel writes the scores to memory: a running maximum and sum rescale the output as blocks of keys go by. Read
-`kernels` first (plain Triton, one program with one loop), then `hopper_kernel` (Gluon, warp groups with roles).
+No kernel writes the scores to memory: a running maximum and sum rescale the output as blocks of keys go by. Read
+`kernels` first (plain Triton, one program with one loop), then `hopper_kernel` (Gluon, warp groups with roles), then
+`split_kernels` (few queries, whose keys are split among programs).
 Source: FlashAttention-2 (arXiv 2307.08691); FlashAttention-3 for Hopper (arXiv 2407.08608).
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 import triton
@@ -19,6 +21,7 @@ from ch14.attention import operator
 from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, parse, rejection
 from ch14.attention.hopper_kernel import TILE_LAYOUT, attention_hopper_kernel
 from ch14.attention.kernels import attention_plain_kernel
+from ch14.attention.split_kernels import attention_merge_kernel, attention_split_kernel
 from tilelab.runtime import build, device, operators, triton_launch
 from tilelab.runtime.operands import (
     Launch,
@@ -57,9 +60,20 @@ def spec(
 
 
 def job(
-    config: AttentionConfig, target: str, d: int = 128, is_causal: bool = False, dtype: str = "bf16"
+    config: AttentionConfig,
+    target: str,
+    d: int = 128,
+    is_causal: bool = False,
+    dtype: str = "bf16",
+    group: int = 1,
 ) -> build.Job:
-    """Return the build job of `config` for `target`, specialised as `attention` launches it."""
+    """Return the build job of `config` for `target`, specialised as `attention` launches it.
+
+    `group` heads share a key head, which only the split kernel needs to know. It is followed by a merge for several
+    splits (`merge_job`).
+    """
+    if config.kernel == "split":
+        return _split_job(config, target, d, is_causal, dtype, group)
     hopper = config.kernel == "hopper"
     layout = f",{TILE_LAYOUT!r}" if hopper else ""
     queries, keys = (
@@ -79,6 +93,71 @@ def job(
         options=options,
         name=str(config),
     )
+
+
+def _split_job(
+    config: AttentionConfig, target: str, d: int, is_causal: bool, dtype: str, group: int
+) -> build.Job:
+    constants, options = _compile_split_options(config, is_causal)
+    queries, keys = (
+        f"tensordesc<{dtype}{[1, 1, *box, d]}>" for box in (_split_box(config, group), [config.block_n])
+    )
+    signature = {"q_desc": queries, "k_desc": keys, "v_desc": keys, "o_desc": queries, "parts_ptr": "*fp32"}
+    if config.splits == 1:
+        del signature["parts_ptr"]
+        constants["parts_ptr"] = None
+    return build.Job(
+        "ch14.attention.split_kernels:attention_split_kernel",
+        signature | {"scale": "fp32"} | dict.fromkeys(SPLIT_LENGTHS, "i32"),
+        constants,
+        target,
+        options["num_warps"],
+        options["num_stages"],
+        aligned=("parts_ptr",) * (config.splits > 1),
+        name=str(config),
+    )
+
+
+def merge_job(
+    config: AttentionConfig, target: str, d: int = 128, dtype: str = "bf16", group: int = 1
+) -> build.Job:
+    """Return the build job of the kernel that merges the parts of a configuration with several splits."""
+    constants, options = _compile_merge_options(config, d, group)
+    return build.Job(
+        "ch14.attention.split_kernels:attention_merge_kernel",
+        {"parts_ptr": "*fp32", "out_ptr": f"*{dtype}"}
+        | dict.fromkeys(("batch_stride", "head_stride", "query_stride"), "i64")
+        | dict.fromkeys(MERGE_LENGTHS, "i32"),
+        constants,
+        target,
+        options.pop("num_warps"),
+        aligned=("parts_ptr", "out_ptr"),
+        options=options,
+        name=f"{config} · merge",
+    )
+
+
+SPLIT_LENGTHS = ("KEYS", "queries", "group", "query_blocks", "group_blocks", "kv_heads", "splits")
+MERGE_LENGTHS = ("queries", "heads", "group", "query_blocks", "group_blocks", "splits")
+
+
+def _split_box(config: AttentionConfig, group: int) -> list[int]:
+    """Return the queries and the heads of a tile of the split kernel."""
+    heads = min(triton.next_power_of_2(group), config.block_m)
+    return [config.block_m // heads, heads]
+
+
+def _compile_split_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, dict]:
+    constants = {"CAUSAL": bool(is_causal), "BLOCK_N": config.block_n}
+    constants |= {"EARLY": config.splits > 1 and not IS_INTERPRETED}
+    return constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
+
+
+def _compile_merge_options(config: AttentionConfig, d: int, group: int) -> tuple[dict, dict]:
+    queries, heads = _split_box(config, group)
+    most = triton.next_power_of_2(config.splits)
+    constants = {"D": d, "QUERIES": queries, "GROUP": heads, "MOST_SPLITS": most, "AT_ONCE": min(most, 32)}
+    return constants | {"EARLY": not IS_INTERPRETED}, {"num_warps": 4, "launch_pdl": not IS_INTERPRETED}
 
 
 def _compile_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, dict]:
@@ -191,10 +270,9 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     )
     if not q.numel() or not k.numel():  # the sum over no keys is zero
         return plan(lambda q, k, v, out: out.zero_())
-    kernel, grid, arguments, options = bind(q, k, v, new if out is None else out, is_causal, scale, config)
-    follows = {"q_desc": 0, "k_desc": 1, "v_desc": 2, "o_desc": 3}
+    operands = q, k, v, new if out is None else out, is_causal, scale, config
     try:  # to compile and load, so that a refusal is raised here
-        return plan(triton_launch.prepare(kernel, grid, arguments, follows, **options))
+        return plan((_prepare_split if config.kernel == "split" else _prepare_whole)(*operands))
     except torch.AcceleratorError:
         raise  # the CUDA context is lost
     except Exception as error:
@@ -233,6 +311,68 @@ def bind(
     grid = (min(items, device.current().sms) if config.persistent else items,)
     kernel = attention_hopper_kernel if gluon else attention_plain_kernel
     return kernel, grid, arguments, constants | options
+
+
+FOLLOWS = {"q_desc": 0, "k_desc": 1, "v_desc": 2, "o_desc": 3}
+
+
+def _prepare_whole(*operands) -> Callable:
+    kernel, grid, arguments, options = bind(*operands)
+    return triton_launch.prepare(kernel, grid, arguments, FOLLOWS, **options)
+
+
+def _prepare_split(q, k, v, out, is_causal, scale, config) -> Callable:
+    """Return a function of q, k, v and out that launches the split kernel and, for several splits, the merge."""
+    (b, h, s, d), hk = q.shape, k.shape[1]
+    group = h // hk
+    box = _split_box(config, group)
+    lengths = {"queries": s, "group": group, "splits": config.splits}
+    lengths |= {"query_blocks": triton.cdiv(s, box[0]), "group_blocks": triton.cdiv(group, box[1])}
+    programs = b * hk * lengths["query_blocks"] * lengths["group_blocks"] * config.splits
+    size = programs * config.block_m * (d + 2)
+    parts = torch.empty(size, dtype=torch.float32, device=q.device) if config.splits > 1 else None
+    arguments = {
+        "q_desc": _describe_group(q, hk, box),
+        "k_desc": _describe(k, config.block_n, False),
+        "v_desc": _describe(v, config.block_n, False),
+        "o_desc": _describe_group(out, hk, box),
+        "parts_ptr": parts,
+        "scale": (d**-0.5 if scale is None else scale) * LOG2_E,
+        "KEYS": k.shape[2],
+        "kv_heads": hk,
+        **lengths,
+    }
+    constants, options = _compile_split_options(config, is_causal)
+    if parts is None:
+        options |= constants
+        return triton_launch.prepare(attention_split_kernel, (programs,), arguments, FOLLOWS, **options)
+    split = triton_launch.prepare(
+        attention_split_kernel, (programs,), arguments, FOLLOWS | {"parts_ptr": 4}, **constants, **options
+    )
+    arguments = {"parts_ptr": parts, "out_ptr": out, "heads": h, **lengths}
+    arguments |= dict(zip(("batch_stride", "head_stride", "query_stride"), out.stride()))
+    constants, options = _compile_merge_options(config, d, group)
+    follows = {"out_ptr": 3, "parts_ptr": 4}
+    merge = triton_launch.prepare(
+        attention_merge_kernel, (b * h * s,), arguments, follows, **constants, **options
+    )
+
+    def launch(*tensors):
+        parts = torch.empty(size, dtype=torch.float32, device=tensors[0].device)
+        split(*tensors, parts)
+        merge(*tensors, parts)
+
+    return launch
+
+
+def _describe_group(tensor, kv_heads: int, box: list[int]) -> TensorDescriptor:
+    """Return a descriptor of (B, HK, S, H / HK, D), in which a box holds some queries of some heads of a group."""
+    b, h, s, d = tensor.shape
+    shape = [b, kv_heads, s, h // kv_heads, d]
+    batch, head, query, _ = tensor.stride()
+    strides = [batch, head * (h // kv_heads), query, head, 1]
+    strides = [stride if size > 1 else d for size, stride in zip(shape[:4], strides)] + [1]
+    return TensorDescriptor(tensor, shape, strides, [1, 1, *box, d])
 
 
 planner = Planner(_plan, "qkv")

@@ -8,14 +8,19 @@ import re
 
 from tilelab.runtime import device, spoken
 
-KERNELS = ("plain", "hopper")
+KERNELS = ("plain", "split", "hopper")
 HEAD_DIMS = (64, 128)
+SIZES = (("block_m", 16, 256), ("block_n", 16, 256), ("num_warps", 1, 32))
+MOST_SPLITS = 256
 HOPPER_TILES = ((128, 128, 8), (256, 64, 16))  # queries, keys, warps that compute
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     """A tile of `block_m` queries that meets blocks of `block_n` keys, with `num_stages` blocks in flight.
+
+    In the split kernel the rows of a tile are the queries of all heads that share a key head, and `splits` programs
+    share its keys.
 
     The last three fields are for the hopper kernel, which has two or four warp groups that compute (8 or 16 warps), for
     64 queries each, and one warp that loads. `overlap` runs the product P V under the next softmax. With `ping_pong`
@@ -31,18 +36,27 @@ class AttentionConfig:
     overlap: bool = False
     ping_pong: bool = False
     persistent: bool = False
+    splits: int = 1
 
     def __post_init__(self):
         if self.kernel not in KERNELS:
-            raise ValueError(f"unknown kernel {self.kernel!r}; choose {' or '.join(KERNELS)}.")
-        for name, low, high in (("block_m", 16, 256), ("block_n", 16, 256), ("num_warps", 1, 32)):
+            raise ValueError(
+                f"unknown kernel {self.kernel!r}; choose {', '.join(KERNELS[:-1])} or {KERNELS[-1]}."
+            )
+        for name, low, high in SIZES:
             value = getattr(self, name)
             if not low <= value <= high or value & (value - 1) and self.kernel != "hopper":
                 raise ValueError(f"{name} must be a power of two from {low} to {high}; it is {value}.")
         if self.num_stages < (2 if self.kernel == "hopper" else 1):
             raise ValueError(f"the {self.kernel} kernel cannot have {self.num_stages} stages.")
-        if self.kernel == "plain" and (self.overlap or self.ping_pong or self.persistent):
-            raise ValueError("overlap, ping_pong and persistent need kernel='hopper'; this one is plain.")
+        if self.kernel != "hopper" and (self.overlap or self.ping_pong or self.persistent):
+            raise ValueError(
+                f"overlap, ping_pong and persistent need kernel='hopper'; this one is {self.kernel}."
+            )
+        if not 1 <= self.splits <= (MOST_SPLITS if self.kernel == "split" else 1):
+            raise ValueError(
+                f"splits must be from 1 to {MOST_SPLITS}, and 1 without kernel='split'; it is {self.splits}."
+            )
         if self.kernel == "hopper" and (self.block_m, self.block_n, self.num_warps) not in HOPPER_TILES:
             raise ValueError(
                 "block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8 or 256, 64, 16: two "
@@ -65,6 +79,8 @@ class AttentionConfig:
             parts.append("ping-pong")
         if self.persistent:
             parts.append("persistent")
+        if self.splits > 1:
+            parts.append(spoken.count(self.splits, "splits"))
         return spoken.SEPARATOR.join(parts)
 
     def __str__(self) -> str:
@@ -78,6 +94,7 @@ PHRASES = {
     "overlap": "overlap",
     "ping_pong": "ping-pong",
     "persistent": "persistent",
+    "splits": "{} splits",
     "kernel": "{}",
 }
 
