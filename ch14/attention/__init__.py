@@ -166,7 +166,7 @@ def _compile_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, di
     if config.kernel == "plain":
         return constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
     constants |= {
-        "Q_STAGES": 1 + config.four_groups,
+        "Q_STAGES": 2,
         "STAGES": config.num_stages,
         "OVERLAP": config.overlap,
         "PING_PONG": config.ping_pong,

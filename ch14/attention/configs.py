@@ -12,7 +12,7 @@ KERNELS = ("plain", "split", "hopper")
 HEAD_DIMS = (64, 128)
 SIZES = (("block_m", 16, 256), ("block_n", 16, 256), ("num_warps", 1, 32))
 MOST_SPLITS = 256
-HOPPER_TILES = ((128, 128, 8), (256, 64, 16))  # queries, keys, warps that compute
+HOPPER_TILES = ((128, 128, 8), (192, 128, 12), (256, 64, 16))  # queries, keys, warps that compute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +59,8 @@ class AttentionConfig:
             )
         if self.kernel == "hopper" and (self.block_m, self.block_n, self.num_warps) not in HOPPER_TILES:
             raise ValueError(
-                "block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8 or 256, 64, 16: two "
-                "warp groups of 64 queries with blocks of 128 keys, or four with blocks of 64."
+                "block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8 or 192, 128, 12 or 256, 64, 16: "
+                "two or three warp groups of 64 queries with blocks of 128 keys, or four with blocks of 64."
             )
 
     @property

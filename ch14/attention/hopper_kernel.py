@@ -236,6 +236,13 @@ def load_tiles(args):
 
 
 @gluon.jit
+def sum_per_lane(p):
+    # Return (ROWS, 4) sums. Four lanes hold a row of wgmma's result, each two of every eight columns. Sums within a
+    # lane need no shuffles, so the four are added only once, at the end.
+    return gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
+
+
+@gluon.jit
 def attend(args, GROUP: gl.constexpr):
     # The role of a group of four warps: 64 rows of Q against every block. The hardware computes powers of two, so
     # `scale` holds log2(e).
@@ -297,7 +304,7 @@ def attend(args, GROUP: gl.constexpr):
             s = gl.where(keep, s, float("-inf"))
             row_max = gl.maximum(gl.max(s, 1) * scale, LOWEST)
             p_float = gl.exp2(s * scale - row_max[:, None])
-            row_sum = gl.sum(p_float, 1)
+            row_sum = sum_per_lane(p_float)
             p = gl.convert_layout(p_float.to(o_desc.dtype), p_layout)
 
             for _ in range(1, blocks):
@@ -332,7 +339,10 @@ def attend(args, GROUP: gl.constexpr):
                 new_max = gl.maximum(row_max, gl.max(s, 1) * scale)
                 rescale = gl.exp2(row_max - new_max)
                 p_float = gl.exp2(s * scale - new_max[:, None])
-                row_sum = row_sum * rescale + gl.sum(p_float, 1)
+                row_sum = (
+                    row_sum * gl.convert_layout(rescale, gl.SliceLayout(1, row_sum.type.layout))[:, None]
+                )
+                row_sum += sum_per_lane(p_float)
                 row_max = new_max
                 if args.OVERLAP:
                     acc = warpgroup_mma_wait(0, [acc])
@@ -350,7 +360,7 @@ def attend(args, GROUP: gl.constexpr):
             values.free(state.stage)
             state = state.advance()
             enter_scope("store")
-            acc = acc * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, o_layout))[:, None]
+            acc = acc * gl.convert_layout(1.0 / gl.sum(row_sum, 1), gl.SliceLayout(1, o_layout))[:, None]
             tma.store_wait(0)  # the store of the last tile has read this group's staging tile
             group_barrier()  # one thread issued that store and waited for it; now all threads may write
             o_tile = args.o_tiles.index(GROUP)
@@ -430,6 +440,12 @@ def attention_hopper_kernel(
     if GROUPS == 2:
         gl.warp_specialize(
             [(attend, (args, 0)), (attend, (args, 1)), (load_tiles, (args,))], [4, 1], [240, 24]
+        )
+    elif GROUPS == 3:
+        gl.warp_specialize(
+            [(attend, (args, 0)), (attend, (args, 1)), (attend, (args, 2)), (load_tiles, (args,))],
+            [4, 4, 1],
+            [160, 160, 24],
         )
     else:
         gl.warp_specialize(
