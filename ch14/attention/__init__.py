@@ -18,10 +18,24 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.attention import operator
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, parse, rejection
+from ch14.attention.configs import (
+    HEAD_DIMS,
+    MOST_SPLITS,
+    AttentionConfig,
+    best_config,
+    configs,
+    parse,
+    rejection,
+)
 from ch14.attention.hopper_kernel import TILE_LAYOUT, attention_hopper_kernel
 from ch14.attention.kernels import attention_plain_kernel
-from ch14.attention.split_kernels import attention_merge_kernel, attention_split_kernel
+from ch14.attention.split_kernels import (
+    MERGE_LENGTHS,
+    MERGE_STRIDES,
+    SPLIT_LENGTHS,
+    attention_merge_kernel,
+    attention_split_kernel,
+)
 from tilelab.runtime import build, device, operators, triton_launch
 from tilelab.runtime.operands import (
     Launch,
@@ -118,15 +132,13 @@ def _split_job(
     )
 
 
-def merge_job(
-    config: AttentionConfig, target: str, d: int = 128, dtype: str = "bf16", group: int = 1
-) -> build.Job:
+def merge_job(config: AttentionConfig, target: str, d: int = 128, dtype: str = "bf16") -> build.Job:
     """Return the build job of the kernel that merges the parts of a configuration with several splits."""
-    constants, options = _compile_merge_options(config, d, group)
+    constants, options = _compile_merge_options(config, d)
     return build.Job(
         "ch14.attention.split_kernels:attention_merge_kernel",
         {"parts_ptr": "*fp32", "out_ptr": f"*{dtype}"}
-        | dict.fromkeys(("batch_stride", "head_stride", "query_stride"), "i64")
+        | dict.fromkeys(MERGE_STRIDES, "i64")
         | dict.fromkeys(MERGE_LENGTHS, "i32"),
         constants,
         target,
@@ -135,10 +147,6 @@ def merge_job(
         options=options,
         name=f"{config} · merge",
     )
-
-
-SPLIT_LENGTHS = ("KEYS", "queries", "group", "query_blocks", "group_blocks", "kv_heads", "splits")
-MERGE_LENGTHS = ("queries", "heads", "group", "query_blocks", "group_blocks", "splits")
 
 
 def _split_box(config: AttentionConfig, group: int) -> list[int]:
@@ -153,10 +161,8 @@ def _compile_split_options(config: AttentionConfig, is_causal: bool) -> tuple[di
     return constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
-def _compile_merge_options(config: AttentionConfig, d: int, group: int) -> tuple[dict, dict]:
-    queries, heads = _split_box(config, group)
-    most = triton.next_power_of_2(config.splits)
-    constants = {"D": d, "QUERIES": queries, "GROUP": heads, "MOST_SPLITS": most, "AT_ONCE": min(most, 32)}
+def _compile_merge_options(config: AttentionConfig, d: int) -> tuple[dict, dict]:
+    constants = {"D": d, "AT_ONCE": 8 if config.splits <= 8 else 32, "MOST_SPLITS": MOST_SPLITS}
     return constants | {"EARLY": not IS_INTERPRETED}, {"num_warps": 4, "launch_pdl": not IS_INTERPRETED}
 
 
@@ -350,8 +356,9 @@ def _prepare_split(q, k, v, out, is_causal, scale, config) -> Callable:
         attention_split_kernel, (programs,), arguments, FOLLOWS | {"parts_ptr": 4}, **constants, **options
     )
     arguments = {"parts_ptr": parts, "out_ptr": out, "heads": h, **lengths}
-    arguments |= dict(zip(("batch_stride", "head_stride", "query_stride"), out.stride()))
-    constants, options = _compile_merge_options(config, d, group)
+    arguments |= dict(zip(("box_queries", "box_heads"), box))
+    arguments |= dict(zip(MERGE_STRIDES, out.stride()))
+    constants, options = _compile_merge_options(config, d)
     follows = {"out_ptr": 3, "parts_ptr": 4}
     merge = triton_launch.prepare(
         attention_merge_kernel, (b * h * s,), arguments, follows, **constants, **options

@@ -23,10 +23,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ch14.attention.kernels import LOWEST, attend_blocks
 
+# Lengths are not specialised, so that a new number of keys compiles no new kernel.
+SPLIT_LENGTHS = "KEYS kv_heads queries group query_blocks group_blocks splits".split()
+MERGE_LENGTHS = "heads queries group query_blocks group_blocks splits box_queries box_heads".split()
+MERGE_STRIDES = ["batch_stride", "head_stride", "query_stride"]
 
-@triton.jit(
-    do_not_specialize=["KEYS", "queries", "group", "query_blocks", "group_blocks", "kv_heads", "splits"]
-)
+
+@triton.jit(do_not_specialize=SPLIT_LENGTHS)
 def attention_split_kernel(
     q_desc,
     k_desc,
@@ -35,11 +38,11 @@ def attention_split_kernel(
     parts_ptr,
     scale,
     KEYS,
+    kv_heads,
     queries,
     group,
     query_blocks,
     group_blocks,
-    kv_heads,
     splits,
     CAUSAL: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -119,49 +122,49 @@ def attention_split_kernel(
         tl.store(part + BLOCK_M * (D + 1) + row, row_sum, mask=keep)
 
 
-@triton.jit(do_not_specialize=["queries", "heads", "group", "query_blocks", "group_blocks", "splits"])
+@triton.jit(do_not_specialize=MERGE_STRIDES + MERGE_LENGTHS)
 def attention_merge_kernel(
     parts_ptr,
     out_ptr,
     batch_stride: tl.int64,
     head_stride: tl.int64,
     query_stride: tl.int64,
-    queries,
     heads,
+    queries,
     group,
     query_blocks,
     group_blocks,
     splits,
+    box_queries,
+    box_heads,
     D: tl.constexpr,
-    QUERIES: tl.constexpr,
-    GROUP: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,  # a power of two
     AT_ONCE: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    BLOCK_M: tl.constexpr = QUERIES * GROUP
-    PART: tl.constexpr = BLOCK_M * (D + 2)
+    rows = box_queries * box_heads
+    size = rows * (D + 2)
     query = tl.program_id(0) % queries
     head = tl.program_id(0) // queries % heads
     batch = tl.program_id(0) // queries // heads
     kv_head = tl.program_id(0) // queries // group  # counted through all batches
     member = head % group
-    tile = (kv_head * query_blocks + query // QUERIES) * group_blocks + member // GROUP
-    row = query % QUERIES * GROUP + member % GROUP
-    parts = parts_ptr + tile.to(tl.int64) * splits * PART
+    tile = (kv_head * query_blocks + query // box_queries) * group_blocks + member // box_heads
+    row = query % box_queries * box_heads + member % box_heads
+    parts = parts_ptr + tile.to(tl.int64) * splits * size
     column = tl.arange(0, D)
     split = tl.arange(0, MOST_SPLITS)
     if EARLY:
         gdc_wait()
-    highest = tl.max(tl.load(parts + split * PART + BLOCK_M * D + row, mask=split < splits, other=LOWEST), 0)
+    highest = tl.max(tl.load(parts + split * size + rows * D + row, mask=split < splits, other=LOWEST), 0)
     acc = tl.zeros((D,), tl.float32)
     row_sum = 0.0
     for first in range(0, splits, AT_ONCE):
         split = first + tl.arange(0, AT_ONCE)
         keep = split < splits
-        part = parts + split * PART
-        weight = tl.exp2(tl.load(part + BLOCK_M * D + row, mask=keep, other=LOWEST) - highest)
-        row_sum += tl.sum(weight * tl.load(part + BLOCK_M * (D + 1) + row, mask=keep, other=0.0), 0)
+        part = parts + split * size
+        weight = tl.exp2(tl.load(part + rows * D + row, mask=keep, other=LOWEST) - highest)
+        row_sum += tl.sum(weight * tl.load(part + rows * (D + 1) + row, mask=keep, other=0.0), 0)
         sums = tl.load(part[:, None] + row * D + column[None, :], mask=keep[:, None], other=0.0)
         acc += tl.sum(weight[:, None] * sums, 0)
     out = out_ptr + batch * batch_stride + head * head_stride + query * query_stride + column
