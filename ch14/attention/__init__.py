@@ -259,11 +259,12 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     here, d = device.current(), q.shape[3]
     target = here.target if here.target and here.has_tma else "sm_90a"  # which the interpreter stands in for
     case = q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], d, is_causal
+    chosen = "by the model" if config == "best" else ""
     config = choose_config(
         config,
         configs(d),
         AttentionConfig,
-        lambda: best_config(d, None if IS_INTERPRETED else target, case, here.sms),
+        lambda: best_config(d, None if IS_INTERPRETED else target, case, here.sms or 132),
         parse,
     )
     if reason := rejection(config, target):
@@ -272,7 +273,13 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
         raise device.Unsupported("the interpreter runs no Gluon: use a plain configuration without a GPU.")
     new = operator.make_out(q)
     plan = functools.partial(
-        Plan, shape=q.shape, dtype=q.dtype, device=q.device, config=config, strides=new.stride()
+        Plan,
+        shape=q.shape,
+        dtype=q.dtype,
+        device=q.device,
+        config=config,
+        chosen=chosen,
+        strides=new.stride(),
     )
     if not q.numel() or not k.numel():  # the sum over no keys is zero
         return plan(lambda q, k, v, out: out.zero_())

@@ -126,10 +126,13 @@ def configs(d: int = 128) -> dict[str, AttentionConfig]:
 def best_config(d: int, target: str | None, case: tuple = (), sms: int = 132) -> AttentionConfig:
     """Return the fastest configuration for head dimension `d` on `target`; None is Triton's interpreter.
 
-    `case` is (batch, heads, key heads, queries, keys, head dimension, causal). It decides on Hopper at D = 64: if the
-    kernel with four groups would leave more than an eighth of the SMs without work, small tiles fill the GPU better.
-    Its unit of work is a tile of 256 queries, or a pair of tiles under a causal mask.
+    `case` is (batch, heads, key heads, queries, keys, head dimension, causal). With few queries the keys are split
+    (`split_config`). On Hopper at D = 64 the case decides too: if the kernel with four groups would leave more than an
+    eighth of the SMs without work, small tiles fill the GPU better. Its unit of work is a tile of 256 queries, or a
+    pair of tiles under a causal mask.
     """
+    if case and (few := split_config(d, target, case, sms)):
+        return few
     if target is None:
         return AttentionConfig(32, 32, 4, 2)  # the interpreter is fast with small tiles
     limits = device.target_limits(target)
@@ -146,6 +149,26 @@ def best_config(d: int, target: str | None, case: tuple = (), sms: int = 132) ->
         if 8 * batch * heads * math.ceil(queries / rows) < 7 * sms:
             return configs(d)["plain"]
     return four_groups
+
+
+SPLIT_TILES = {16: (64, 4, 4), 32: (64, 4, 4), 64: (64, 4, 3), 128: (64, 8, 2)}  # rows: keys, warps, stages
+PROGRAMS_PER_SM = {16: 3, 32: 2, 64: 2, 128: 1}
+
+
+def split_config(d: int, target: str | None, case: tuple, sms: int = 132) -> AttentionConfig | None:
+    """Return a configuration of the split kernel where a case has few queries for many keys, else None."""
+    batch, heads, kv_heads, queries, keys, _, causal = case
+    if causal or queries > 64 or not all(case[:5]):
+        return None
+    group = heads // kv_heads
+    block_m = next((rows for rows in SPLIT_TILES if rows >= queries * group), 128)
+    block_n, warps, stages = SPLIT_TILES[block_m] if target else (32, 4, 2)
+    if target and device.target_limits(target).smem_per_block < 200_000:
+        stages = 2
+    box_heads = min(1 << (group - 1).bit_length(), block_m)
+    tiles = batch * kv_heads * math.ceil(queries * box_heads / block_m) * math.ceil(group / box_heads)
+    splits = min(sms * PROGRAMS_PER_SM[block_m] // tiles, math.ceil(keys / block_n), MOST_SPLITS)
+    return AttentionConfig(block_m, block_n, warps, stages, "split", splits=max(1, splits))
 
 
 def rejection(config: AttentionConfig, target: str) -> str:
