@@ -29,6 +29,7 @@ from ch14.attention.configs import (
 )
 from ch14.attention.hopper_kernel import TILE_LAYOUT, attention_hopper_kernel
 from ch14.attention.kernels import attention_plain_kernel
+from ch14.attention.split_hopper_kernel import GROUP_LAYOUT, attention_split_hopper_kernel
 from ch14.attention.split_kernels import (
     MERGE_LENGTHS,
     MERGE_STRIDES,
@@ -86,7 +87,7 @@ def job(
     `group` heads share a key head, which only the split kernel needs to know. It is followed by a merge for several
     splits (`merge_job`).
     """
-    if config.kernel == "split":
+    if config.is_split:
         return _split_job(config, target, d, is_causal, dtype, group)
     hopper = config.kernel == "hopper"
     layout = f",{TILE_LAYOUT!r}" if hopper else ""
@@ -113,20 +114,27 @@ def _split_job(
     config: AttentionConfig, target: str, d: int, is_causal: bool, dtype: str, group: int
 ) -> build.Job:
     constants, options = _compile_split_options(config, is_causal)
+    gluon = config.kernel == "split_hopper"
     queries, keys = (
-        f"tensordesc<{dtype}{[1, 1, *box, d]}>" for box in (_split_box(config, group), [config.block_n])
+        f"tensordesc<{dtype}{[1, 1, *box, d]}{f',{layout!r}' if gluon else ''}>"
+        for box, layout in ((_split_box(config, group), GROUP_LAYOUT), ([config.block_n], TILE_LAYOUT))
     )
     signature = {"q_desc": queries, "k_desc": keys, "v_desc": keys, "o_desc": queries, "parts_ptr": "*fp32"}
     if config.splits == 1:
         del signature["parts_ptr"]
         constants["parts_ptr"] = None
     return build.Job(
-        "ch14.attention.split_kernels:attention_split_kernel",
+        "ch14.attention."
+        + (
+            "split_hopper_kernel:attention_split_hopper_kernel"
+            if gluon
+            else "split_kernels:attention_split_kernel"
+        ),
         signature | {"scale": "fp32"} | dict.fromkeys(SPLIT_LENGTHS, "i32"),
         constants,
         target,
         options["num_warps"],
-        options["num_stages"],
+        options.get("num_stages", 3),
         aligned=("parts_ptr",) * (config.splits > 1),
         name=str(config),
     )
@@ -158,6 +166,8 @@ def _split_box(config: AttentionConfig, group: int) -> list[int]:
 def _compile_split_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, dict]:
     constants = {"CAUSAL": bool(is_causal), "BLOCK_N": config.block_n}
     constants |= {"EARLY": config.splits > 1 and not IS_INTERPRETED}
+    if config.kernel == "split_hopper":
+        return constants | {"STAGES": config.num_stages}, {"num_warps": config.num_warps}
     return constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
@@ -269,7 +279,7 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     )
     if reason := rejection(config, target):
         raise device.Unsupported(f"configuration {config} cannot run on {target}: {reason}")
-    if config.kernel == "hopper" and IS_INTERPRETED:
+    if "hopper" in config.kernel and IS_INTERPRETED:
         raise device.Unsupported("the interpreter runs no Gluon: use a plain configuration without a GPU.")
     new = operator.make_out(q)
     plan = functools.partial(
@@ -285,7 +295,7 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
         return plan(lambda q, k, v, out: out.zero_())
     operands = q, k, v, new if out is None else out, is_causal, scale, config
     try:  # to compile and load, so that a refusal is raised here
-        return plan((_prepare_split if config.kernel == "split" else _prepare_whole)(*operands))
+        return plan((_prepare_split if config.is_split else _prepare_whole)(*operands))
     except torch.AcceleratorError:
         raise  # the CUDA context is lost
     except Exception as error:
@@ -336,7 +346,8 @@ def _prepare_whole(*operands) -> Callable:
 
 def _prepare_split(q, k, v, out, is_causal, scale, config) -> Callable:
     """Return a function of q, k, v and out that launches the split kernel and, for several splits, the merge."""
-    (b, h, s, d), hk = q.shape, k.shape[1]
+    (b, h, s, d), hk, gluon = q.shape, k.shape[1], config.kernel == "split_hopper"
+    kernel = attention_split_hopper_kernel if gluon else attention_split_kernel
     group = h // hk
     box = _split_box(config, group)
     lengths = {"queries": s, "group": group, "splits": config.splits}
@@ -345,10 +356,10 @@ def _prepare_split(q, k, v, out, is_causal, scale, config) -> Callable:
     size = programs * config.block_m * (d + 2)
     parts = torch.empty(size, dtype=torch.float32, device=q.device) if config.splits > 1 else None
     arguments = {
-        "q_desc": _describe_group(q, hk, box),
-        "k_desc": _describe(k, config.block_n, False),
-        "v_desc": _describe(v, config.block_n, False),
-        "o_desc": _describe_group(out, hk, box),
+        "q_desc": _describe_group(q, hk, box, gluon),
+        "k_desc": _describe(k, config.block_n, gluon),
+        "v_desc": _describe(v, config.block_n, gluon),
+        "o_desc": _describe_group(out, hk, box, gluon),
         "parts_ptr": parts,
         "scale": (d**-0.5 if scale is None else scale) * LOG2_E,
         "KEYS": k.shape[2],
@@ -358,9 +369,9 @@ def _prepare_split(q, k, v, out, is_causal, scale, config) -> Callable:
     constants, options = _compile_split_options(config, is_causal)
     if parts is None:
         options |= constants
-        return triton_launch.prepare(attention_split_kernel, (programs,), arguments, FOLLOWS, **options)
+        return triton_launch.prepare(kernel, (programs,), arguments, FOLLOWS, **options)
     split = triton_launch.prepare(
-        attention_split_kernel, (programs,), arguments, FOLLOWS | {"parts_ptr": 4}, **constants, **options
+        kernel, (programs,), arguments, FOLLOWS | {"parts_ptr": 4}, **constants, **options
     )
     arguments = {"parts_ptr": parts, "out_ptr": out, "heads": h, **lengths}
     arguments |= dict(zip(("box_queries", "box_heads"), box))
@@ -379,14 +390,15 @@ def _prepare_split(q, k, v, out, is_causal, scale, config) -> Callable:
     return launch
 
 
-def _describe_group(tensor, kv_heads: int, box: list[int]) -> TensorDescriptor:
+def _describe_group(tensor, kv_heads: int, box: list[int], gluon: bool):
     """Return a descriptor of (B, HK, S, H / HK, D), in which a box holds some queries of some heads of a group."""
     b, h, s, d = tensor.shape
     shape = [b, kv_heads, s, h // kv_heads, d]
     batch, head, query, _ = tensor.stride()
     strides = [batch, head * (h // kv_heads), query, head, 1]
     strides = [stride if size > 1 else d for size, stride in zip(shape[:4], strides)] + [1]
-    return TensorDescriptor(tensor, shape, strides, [1, 1, *box, d])
+    kind, layout = (GluonDescriptor, [GROUP_LAYOUT]) if gluon else (TensorDescriptor, [])
+    return kind(tensor, shape, strides, [1, 1, *box, d], *layout)
 
 
 planner = Planner(_plan, "qkv")

@@ -8,7 +8,7 @@ import re
 
 from tilelab.runtime import device, spoken
 
-KERNELS = ("plain", "split", "hopper")
+KERNELS = ("plain", "split", "split_hopper", "hopper")
 HEAD_DIMS = (64, 128)
 SIZES = (("block_m", 16, 256), ("block_n", 16, 256), ("num_warps", 1, 32))
 MOST_SPLITS = 256
@@ -53,15 +53,22 @@ class AttentionConfig:
             raise ValueError(
                 f"overlap, ping_pong and persistent need kernel='hopper'; this one is {self.kernel}."
             )
-        if not 1 <= self.splits <= (MOST_SPLITS if self.kernel == "split" else 1):
+        if not 1 <= self.splits <= (MOST_SPLITS if self.is_split else 1):
             raise ValueError(
                 f"splits must be from 1 to {MOST_SPLITS}, and 1 without kernel='split'; it is {self.splits}."
             )
+        if self.kernel == "split_hopper" and (self.block_m, self.num_warps) != (64, 4):
+            raise ValueError("the split_hopper kernel has tiles of 64 rows and 4 warps.")
         if self.kernel == "hopper" and (self.block_m, self.block_n, self.num_warps) not in HOPPER_TILES:
             raise ValueError(
                 "block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8 or 192, 128, 12 or 256, 64, 16: "
                 "two or three warp groups of 64 queries with blocks of 128 keys, or four with blocks of 64."
             )
+
+    @property
+    def is_split(self) -> bool:
+        """Return whether the tiles hold the heads of a group, so that programs can share the keys."""
+        return self.kernel in ("split", "split_hopper")
 
     @property
     def four_groups(self) -> bool:
@@ -176,7 +183,7 @@ def rejection(config: AttentionConfig, target: str) -> str:
     limits = device.target_limits(target)
     if not limits.has_tma:
         return f"{target} has no TMA: descriptors need sm_90a or newer."
-    if config.kernel == "hopper" and not limits.has_wgmma:
+    if config.kernel in ("hopper", "split_hopper") and not limits.has_wgmma:
         return f"{target} has no wgmma, Hopper's instruction: use a plain configuration."
     return ""
 

@@ -153,10 +153,10 @@ def attention_merge_kernel(
     row = query % box_queries * box_heads + member % box_heads
     parts = parts_ptr + tile.to(tl.int64) * splits * size
     column = tl.arange(0, D)
-    split = tl.arange(0, MOST_SPLITS)
+    every = tl.arange(0, MOST_SPLITS)
     if EARLY:
         gdc_wait()
-    highest = tl.max(tl.load(parts + split * size + rows * D + row, mask=split < splits, other=LOWEST), 0)
+    highest = tl.max(tl.load(parts + every * size + rows * D + row, mask=every < splits, other=LOWEST), 0)
     acc = tl.zeros((D,), tl.float32)
     row_sum = 0.0
     for first in range(0, splits, AT_ONCE):

@@ -11,15 +11,15 @@ from tilelab.runtime import device
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"kernel": "fast"}, "choose plain or hopper"),
+        ({"kernel": "fast"}, "choose plain, split, split_hopper or hopper"),
         ({"block_m": 96}, "power of two"),
         ({"block_n": 8}, "16 to 256"),
         ({"num_stages": 0}, "0 stages"),
         ({"overlap": True}, "kernel='hopper'"),
         ({"num_warps": 64}, "from 1 to 32"),
-        ({"kernel": "hopper", "block_m": 64}, "two warp groups"),
+        ({"kernel": "hopper", "block_m": 64}, "two or three warp groups"),
         ({"kernel": "hopper", "num_stages": 1}, "1 stages"),
-        ({"kernel": "hopper", "block_m": 192}, "256, 64, 16"),
+        ({"kernel": "hopper", "block_m": 160}, "256, 64, 16"),
     ],
 )
 def test_bad_configurations_get_one_sentence(changes, message):
