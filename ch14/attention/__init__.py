@@ -14,29 +14,12 @@ from collections.abc import Callable
 
 import torch
 import triton
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14.attention import operator
-from ch14.attention.configs import (
-    HEAD_DIMS,
-    MOST_SPLITS,
-    AttentionConfig,
-    best_config,
-    configs,
-    parse,
-    rejection,
-)
+from ch14.attention import few_queries, operator
+from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, parse, rejection
+from ch14.attention.few_queries import describe, find_scale
 from ch14.attention.hopper_kernel import TILE_LAYOUT, attention_hopper_kernel
 from ch14.attention.kernels import attention_plain_kernel
-from ch14.attention.split_hopper_kernel import GROUP_LAYOUT, attention_split_hopper_kernel
-from ch14.attention.split_kernels import (
-    MERGE_LENGTHS,
-    MERGE_STRIDES,
-    SPLIT_LENGTHS,
-    attention_merge_kernel,
-    attention_split_kernel,
-)
 from tilelab.runtime import build, device, operators, triton_launch
 from tilelab.runtime.operands import (
     Launch,
@@ -51,7 +34,7 @@ from tilelab.runtime.plans import Plan, Planner
 
 __all__ = ["spec", "attention", "prepare", "configs", "job", "AttentionConfig"]
 
-LOG2_E = 1.4426950408889634
+LOG2_E = few_queries.LOG2_E
 IS_INTERPRETED = not isinstance(attention_plain_kernel, triton.JITFunction)
 
 
@@ -75,20 +58,14 @@ def spec(
 
 
 def job(
-    config: AttentionConfig,
-    target: str,
-    d: int = 128,
-    is_causal: bool = False,
-    dtype: str = "bf16",
-    group: int = 1,
+    config: AttentionConfig, target: str, d: int = 128, is_causal: bool = False, dtype: str = "bf16"
 ) -> build.Job:
     """Return the build job of `config` for `target`, specialised as `attention` launches it.
 
-    `group` heads share a key head, which only the split kernel needs to know. It is followed by a merge for several
-    splits (`merge_job`).
+    `few_queries.merge_job` is the job of the kernel that follows several splits.
     """
     if config.is_split:
-        return _split_job(config, target, d, is_causal, dtype, group)
+        return few_queries.split_job(config, target, d, is_causal, dtype)
     hopper = config.kernel == "hopper"
     layout = f",{TILE_LAYOUT!r}" if hopper else ""
     queries, keys = (
@@ -108,72 +85,6 @@ def job(
         options=options,
         name=str(config),
     )
-
-
-def _split_job(
-    config: AttentionConfig, target: str, d: int, is_causal: bool, dtype: str, group: int
-) -> build.Job:
-    constants, options = _compile_split_options(config, is_causal)
-    gluon = config.kernel == "split_hopper"
-    queries, keys = (
-        f"tensordesc<{dtype}{[1, 1, *box, d]}{f',{layout!r}' if gluon else ''}>"
-        for box, layout in ((_split_box(config, group), GROUP_LAYOUT), ([config.block_n], TILE_LAYOUT))
-    )
-    signature = {"q_desc": queries, "k_desc": keys, "v_desc": keys, "o_desc": queries, "parts_ptr": "*fp32"}
-    if config.splits == 1:
-        del signature["parts_ptr"]
-        constants["parts_ptr"] = None
-    return build.Job(
-        "ch14.attention."
-        + (
-            "split_hopper_kernel:attention_split_hopper_kernel"
-            if gluon
-            else "split_kernels:attention_split_kernel"
-        ),
-        signature | {"scale": "fp32"} | dict.fromkeys(SPLIT_LENGTHS, "i32"),
-        constants,
-        target,
-        options["num_warps"],
-        options.get("num_stages", 3),
-        aligned=("parts_ptr",) * (config.splits > 1),
-        name=str(config),
-    )
-
-
-def merge_job(config: AttentionConfig, target: str, d: int = 128, dtype: str = "bf16") -> build.Job:
-    """Return the build job of the kernel that merges the parts of a configuration with several splits."""
-    constants, options = _compile_merge_options(config, d)
-    return build.Job(
-        "ch14.attention.split_kernels:attention_merge_kernel",
-        {"parts_ptr": "*fp32", "out_ptr": f"*{dtype}"}
-        | dict.fromkeys(MERGE_STRIDES, "i64")
-        | dict.fromkeys(MERGE_LENGTHS, "i32"),
-        constants,
-        target,
-        options.pop("num_warps"),
-        aligned=("parts_ptr", "out_ptr"),
-        options=options,
-        name=f"{config} · merge",
-    )
-
-
-def _split_box(config: AttentionConfig, group: int) -> list[int]:
-    """Return the queries and the heads of a tile of the split kernel."""
-    heads = min(triton.next_power_of_2(group), config.block_m)
-    return [config.block_m // heads, heads]
-
-
-def _compile_split_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, dict]:
-    constants = {"CAUSAL": bool(is_causal), "BLOCK_N": config.block_n}
-    constants |= {"EARLY": config.splits > 1 and not IS_INTERPRETED}
-    if config.kernel == "split_hopper":
-        return constants | {"STAGES": config.num_stages}, {"num_warps": config.num_warps}
-    return constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
-
-
-def _compile_merge_options(config: AttentionConfig, d: int) -> tuple[dict, dict]:
-    constants = {"D": d, "AT_ONCE": 8 if config.splits <= 8 else 32, "MOST_SPLITS": MOST_SPLITS}
-    return constants | {"EARLY": not IS_INTERPRETED}, {"num_warps": 4, "launch_pdl": not IS_INTERPRETED}
 
 
 def _compile_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, dict]:
@@ -255,14 +166,6 @@ def _check_operands(q, k, v, out, is_causal, scale) -> None:
     )
 
 
-def _describe(tensor, rows: int, gluon: bool):
-    """Return a descriptor of blocks of `rows` x D. A stride that is never taken, of one element, must be valid too."""
-    d = tensor.shape[3]
-    strides = [stride if size > 1 else d for size, stride in zip(tensor.shape[:3], tensor.stride())] + [1]
-    kind, layout = (GluonDescriptor, [TILE_LAYOUT]) if gluon else (TensorDescriptor, [])
-    return kind(tensor, list(tensor.shape), strides, [1, 1, rows, d], *layout)
-
-
 def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     """Check the arguments, build the descriptors and compile the kernel."""
     _check_operands(q, k, v, out, is_causal, scale)
@@ -295,7 +198,7 @@ def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
         return plan(lambda q, k, v, out: out.zero_())
     operands = q, k, v, new if out is None else out, is_causal, scale, config
     try:  # to compile and load, so that a refusal is raised here
-        return plan((_prepare_split if config.is_split else _prepare_whole)(*operands))
+        return plan((few_queries.prepare if config.is_split else _prepare_whole)(*operands))
     except torch.AcceleratorError:
         raise  # the CUDA context is lost
     except Exception as error:
@@ -319,11 +222,11 @@ def bind(
     row_blocks = triton.cdiv(s, config.block_m)
     items = ((row_blocks + 1) // 2 if gluon and is_causal else row_blocks) * b * h
     arguments = {
-        "q_desc": _describe(q, rows, gluon),
-        "k_desc": _describe(k, config.block_n, gluon),
-        "v_desc": _describe(v, config.block_n, gluon),
-        "o_desc": _describe(out, rows, gluon),
-        "scale": (d**-0.5 if scale is None else scale) * LOG2_E,
+        "q_desc": describe(q, rows, gluon),
+        "k_desc": describe(k, config.block_n, gluon),
+        "v_desc": describe(v, config.block_n, gluon),
+        "o_desc": describe(out, rows, gluon),
+        "scale": find_scale(scale, d),
         **({"items": items} if gluon else {}),
         "KEYS": k.shape[2],
         "row_blocks": row_blocks,
@@ -342,63 +245,6 @@ FOLLOWS = {"q_desc": 0, "k_desc": 1, "v_desc": 2, "o_desc": 3}
 def _prepare_whole(*operands) -> Callable:
     kernel, grid, arguments, options = bind(*operands)
     return triton_launch.prepare(kernel, grid, arguments, FOLLOWS, **options)
-
-
-def _prepare_split(q, k, v, out, is_causal, scale, config) -> Callable:
-    """Return a function of q, k, v and out that launches the split kernel and, for several splits, the merge."""
-    (b, h, s, d), hk, gluon = q.shape, k.shape[1], config.kernel == "split_hopper"
-    kernel = attention_split_hopper_kernel if gluon else attention_split_kernel
-    group = h // hk
-    box = _split_box(config, group)
-    lengths = {"queries": s, "group": group, "splits": config.splits}
-    lengths |= {"query_blocks": triton.cdiv(s, box[0]), "group_blocks": triton.cdiv(group, box[1])}
-    programs = b * hk * lengths["query_blocks"] * lengths["group_blocks"] * config.splits
-    size = programs * config.block_m * (d + 2)
-    parts = torch.empty(size, dtype=torch.float32, device=q.device) if config.splits > 1 else None
-    arguments = {
-        "q_desc": _describe_group(q, hk, box, gluon),
-        "k_desc": _describe(k, config.block_n, gluon),
-        "v_desc": _describe(v, config.block_n, gluon),
-        "o_desc": _describe_group(out, hk, box, gluon),
-        "parts_ptr": parts,
-        "scale": (d**-0.5 if scale is None else scale) * LOG2_E,
-        "KEYS": k.shape[2],
-        "kv_heads": hk,
-        **lengths,
-    }
-    constants, options = _compile_split_options(config, is_causal)
-    if parts is None:
-        options |= constants
-        return triton_launch.prepare(kernel, (programs,), arguments, FOLLOWS, **options)
-    split = triton_launch.prepare(
-        kernel, (programs,), arguments, FOLLOWS | {"parts_ptr": 4}, **constants, **options
-    )
-    arguments = {"parts_ptr": parts, "out_ptr": out, "heads": h, **lengths}
-    arguments |= dict(zip(("box_queries", "box_heads"), box))
-    arguments |= dict(zip(MERGE_STRIDES, out.stride()))
-    constants, options = _compile_merge_options(config, d)
-    follows = {"out_ptr": 3, "parts_ptr": 4}
-    merge = triton_launch.prepare(
-        attention_merge_kernel, (b * h * s,), arguments, follows, **constants, **options
-    )
-
-    def launch(*tensors):
-        parts = torch.empty(size, dtype=torch.float32, device=tensors[0].device)
-        split(*tensors, parts)
-        merge(*tensors, parts)
-
-    return launch
-
-
-def _describe_group(tensor, kv_heads: int, box: list[int], gluon: bool):
-    """Return a descriptor of (B, HK, S, H / HK, D), in which a box holds some queries of some heads of a group."""
-    b, h, s, d = tensor.shape
-    shape = [b, kv_heads, s, h // kv_heads, d]
-    batch, head, query, _ = tensor.stride()
-    strides = [batch, head * (h // kv_heads), query, head, 1]
-    strides = [stride if size > 1 else d for size, stride in zip(shape[:4], strides)] + [1]
-    kind, layout = (GluonDescriptor, [GROUP_LAYOUT]) if gluon else (TensorDescriptor, [])
-    return kind(tensor, shape, strides, [1, 1, *box, d], *layout)
 
 
 planner = Planner(_plan, "qkv")

@@ -57,8 +57,8 @@ class AttentionConfig:
             raise ValueError(
                 f"splits must be from 1 to {MOST_SPLITS}, and 1 without kernel='split'; it is {self.splits}."
             )
-        if self.kernel == "split_hopper" and (self.block_m, self.num_warps) != (64, 4):
-            raise ValueError("the split_hopper kernel has tiles of 64 rows and 4 warps.")
+        if self.kernel == "split_hopper" and (self.block_m, self.block_n, self.num_warps) != (128, 128, 8):
+            raise ValueError("block_m, block_n, num_warps of the split_hopper kernel must be 128, 128, 8.")
         if self.kernel == "hopper" and (self.block_m, self.block_n, self.num_warps) not in HOPPER_TILES:
             raise ValueError(
                 "block_m, block_n, num_warps of the hopper kernel must be 128, 128, 8 or 192, 128, 12 or 256, 64, 16: "
@@ -67,7 +67,7 @@ class AttentionConfig:
 
     @property
     def is_split(self) -> bool:
-        """Return whether the tiles hold the heads of a group, so that programs can share the keys."""
+        """Return whether the rows of a tile come from all heads that share a key head, and programs share the keys."""
         return self.kernel in ("split", "split_hopper")
 
     @property

@@ -5,8 +5,7 @@ a key head fill the rows of one tile, and each tile has `splits` programs, which
 
 A walk through the two kernels:
 
-1. `attention_split_kernel` loads a box of QUERIES x GROUP rows by one descriptor of (B, HK, S, H / HK, D). TMA fills
-   rows past the last query and the last head of the group with zeros.
+1. `attention_split_kernel` loads its rows of Q: row r of a key head is query r // group of head r % group of the group.
 2. `kernels.attend_blocks` goes through the program's part of the blocks of keys, as in the plain kernel.
 3. With one split the program stores acc / row_sum. With several it stores acc, row_max and row_sum in float32.
 4. `attention_merge_kernel` has one program per row of the result. It starts while the last splits still compute, and
@@ -23,55 +22,69 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ch14.attention.kernels import LOWEST, attend_blocks
 
-# Lengths are not specialised, so that a new number of keys compiles no new kernel.
-SPLIT_LENGTHS = "KEYS kv_heads queries group query_blocks group_blocks splits".split()
-MERGE_LENGTHS = "heads queries group query_blocks group_blocks splits box_queries box_heads".split()
-MERGE_STRIDES = ["batch_stride", "head_stride", "query_stride"]
+# Lengths and strides are not specialised, so that a new number of keys compiles no new kernel.
+LENGTHS = ["kv_heads", "queries", "group", "row_blocks", "splits"]
+Q_STRIDES, OUT_STRIDES = (
+    [f"{tensor}_{dimension}" for dimension in ("batch", "head", "query")] for tensor in ("q", "out")
+)
 
 
-@triton.jit(do_not_specialize=SPLIT_LENGTHS)
+@triton.jit
+def locate_rows(row, batch, kv_head, group, batch_stride, head_stride, query_stride):
+    # Return the offsets of rows of a key head. Strides are multiples of 16 bytes, so that loads are wide.
+    head = kv_head * group + row % group
+    offset = batch * tl.multiple_of(batch_stride, 8)
+    return offset + head * tl.multiple_of(head_stride, 8) + row // group * tl.multiple_of(query_stride, 8)
+
+
+@triton.jit(do_not_specialize=["KEYS", *LENGTHS, *Q_STRIDES, *OUT_STRIDES])
 def attention_split_kernel(
-    q_desc,
+    q_ptr,
     k_desc,
     v_desc,
-    o_desc,
+    out_ptr,
     parts_ptr,
     scale,
+    q_batch: tl.int64,
+    q_head: tl.int64,
+    q_query: tl.int64,
+    out_batch: tl.int64,
+    out_head: tl.int64,
+    out_query: tl.int64,
     KEYS,
     kv_heads,
     queries,
     group,
-    query_blocks,
-    group_blocks,
+    row_blocks,
     splits,
     CAUSAL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    QUERIES: tl.constexpr = q_desc.block_shape[2]
-    GROUP: tl.constexpr = q_desc.block_shape[3]
-    D: tl.constexpr = q_desc.block_shape[4]
-    BLOCK_M: tl.constexpr = QUERIES * GROUP
+    D: tl.constexpr = k_desc.block_shape[3]
     if EARLY:
         gdc_launch_dependents()
     split = tl.program_id(0) % splits
     tile = tl.program_id(0) // splits
-    first_head = tile % group_blocks * GROUP
-    first_query = tile // group_blocks % query_blocks * QUERIES
-    kv_head = tile // group_blocks // query_blocks % kv_heads
-    batch = tile // group_blocks // query_blocks // kv_heads
-    row = tl.arange(0, BLOCK_M)
-    row_query = first_query + row // GROUP
+    kv_head = tile // row_blocks % kv_heads
+    batch = tile // row_blocks // kv_heads
+    first_row = tile % row_blocks * BLOCK_M
+    row = first_row + tl.arange(0, BLOCK_M)
+    row_query = row // group
+    keep = row_query < queries
+    column = tl.arange(0, D)[None, :]
     unmasked_end = KEYS // BLOCK_N * BLOCK_N
     end = KEYS
     if CAUSAL:
-        unmasked_end = tl.minimum(unmasked_end, (first_query + 1) // BLOCK_N * BLOCK_N)
-        end = tl.minimum(KEYS, first_query + QUERIES)
+        unmasked_end = tl.minimum(unmasked_end, (first_row // group + 1) // BLOCK_N * BLOCK_N)
+        end = tl.minimum(KEYS, (first_row + BLOCK_M - 1) // group + 1)
     blocks = tl.cdiv(end, BLOCK_N)
     begin = (split * (blocks // splits) + tl.minimum(split, blocks % splits)) * BLOCK_N
     end = begin + (blocks // splits + (split < blocks % splits)) * BLOCK_N
     unmasked_end = tl.maximum(begin, tl.minimum(unmasked_end, end))
-    q = q_desc.load([batch, kv_head, first_query, first_head, 0]).reshape(BLOCK_M, D)
+    q_row = locate_rows(row, batch, kv_head, group, q_batch, q_head, q_query)
+    q = tl.load(q_ptr + q_row[:, None] + column, mask=keep[:, None], other=0.0)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     row_max = tl.full((BLOCK_M,), LOWEST, tl.float32)
@@ -112,46 +125,43 @@ def attention_split_kernel(
         BLOCK_N,
     )
     if parts_ptr is None:
-        out = (acc * (1.0 / row_sum)[:, None]).to(o_desc.dtype)
-        o_desc.store([batch, kv_head, first_query, first_head, 0], out.reshape(1, 1, QUERIES, GROUP, D))
+        out_row = locate_rows(row, batch, kv_head, group, out_batch, out_head, out_query)
+        out = (acc * (1.0 / row_sum)[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + out_row[:, None] + column, out, mask=keep[:, None])
     else:  # a part is BLOCK_M x D sums, BLOCK_M maxima and BLOCK_M sums of exponentials
         part = parts_ptr + tl.program_id(0).to(tl.int64) * (BLOCK_M * (D + 2))
-        keep = (row_query < queries) & (first_head + row % GROUP < group)
-        tl.store(part + row[:, None] * D + tl.arange(0, D)[None, :], acc, mask=keep[:, None])
+        row -= first_row
+        tl.store(part + row[:, None] * D + column, acc, mask=keep[:, None])
         tl.store(part + BLOCK_M * D + row, row_max, mask=keep)
         tl.store(part + BLOCK_M * (D + 1) + row, row_sum, mask=keep)
 
 
-@triton.jit(do_not_specialize=MERGE_STRIDES + MERGE_LENGTHS)
+@triton.jit(do_not_specialize=[*LENGTHS, *OUT_STRIDES, "rows"])
 def attention_merge_kernel(
     parts_ptr,
     out_ptr,
-    batch_stride: tl.int64,
-    head_stride: tl.int64,
-    query_stride: tl.int64,
-    heads,
+    out_batch: tl.int64,
+    out_head: tl.int64,
+    out_query: tl.int64,
+    kv_heads,
     queries,
     group,
-    query_blocks,
-    group_blocks,
+    row_blocks,
     splits,
-    box_queries,
-    box_heads,
+    rows,  # of a tile
     D: tl.constexpr,
     AT_ONCE: tl.constexpr,
     MOST_SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    rows = box_queries * box_heads
     size = rows * (D + 2)
-    query = tl.program_id(0) % queries
-    head = tl.program_id(0) // queries % heads
-    batch = tl.program_id(0) // queries // heads
-    kv_head = tl.program_id(0) // queries // group  # counted through all batches
-    member = head % group
-    tile = (kv_head * query_blocks + query // box_queries) * group_blocks + member // box_heads
-    row = query % box_queries * box_heads + member % box_heads
+    row = tl.program_id(0) % (queries * group)
+    kv_head = tl.program_id(0) // (queries * group) % kv_heads
+    batch = tl.program_id(0) // (queries * group) // kv_heads
+    tile = (batch * kv_heads + kv_head) * row_blocks + row // rows
     parts = parts_ptr + tile.to(tl.int64) * splits * size
+    out = out_ptr + locate_rows(row, batch, kv_head, group, out_batch, out_head, out_query)
+    row = row % rows
     column = tl.arange(0, D)
     every = tl.arange(0, MOST_SPLITS)
     if EARLY:
@@ -167,5 +177,4 @@ def attention_merge_kernel(
         row_sum += tl.sum(weight * tl.load(part + rows * (D + 1) + row, mask=keep, other=0.0), 0)
         sums = tl.load(part[:, None] + row * D + column[None, :], mask=keep[:, None], other=0.0)
         acc += tl.sum(weight[:, None] * sums, 0)
-    out = out_ptr + batch * batch_stride + head * head_stride + query * query_stride + column
-    tl.store(out, (acc / row_sum).to(out_ptr.dtype.element_ty))
+    tl.store(out + column, (acc / row_sum).to(out_ptr.dtype.element_ty))

@@ -41,7 +41,7 @@ def emulate(config: AttentionConfig, case, seed: int) -> float:
     row_blocks = triton.cdiv(s, config.block_m)
     items = ((row_blocks + 1) // 2 if causal else row_blocks) * b * h
     rows = (q, 64), (k, config.block_n), (v, config.block_n), (out, 64)
-    descriptors = [attention._describe(*each, True) for each in rows]
+    descriptors = [attention.describe(*each, True) for each in rows]
     constants, _ = attention._compile_options(config, causal)
     with gluon_emulator.with_seed(seed):
         gluon_emulator.run(
