@@ -91,7 +91,8 @@ def _compile_split_options(
 
 
 def _compile_merge_options(config: AttentionConfig, d: int, interpreted: bool = False) -> tuple[dict, dict]:
-    constants = {"D": d, "AT_ONCE": 8 if config.splits <= 8 else 32, "MOST_SPLITS": MOST_SPLITS}
+    most = next(most for most in (8, 32, MOST_SPLITS) if config.splits <= most)
+    constants = {"D": d, "BLOCK_D": min(d, 8192 // most), "MOST_SPLITS": most}
     return constants | {"EARLY": not interpreted}, {"num_warps": 4, "launch_pdl": not interpreted}
 
 
@@ -125,7 +126,12 @@ def prepare(q, k, v, out, is_causal: bool, scale: float | None, config: Attentio
     constants, options = _compile_merge_options(config, d, IS_INTERPRETED)
     follows = {"out_ptr": 3, "parts_ptr": 4}
     merge = triton_launch.prepare(
-        attention_merge_kernel, (b * h * s,), arguments, follows, **constants, **options
+        attention_merge_kernel,
+        (b * h * s * d // constants["BLOCK_D"],),
+        arguments,
+        follows,
+        **constants,
+        **options,
     )
 
     def launch(*tensors):

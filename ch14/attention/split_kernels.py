@@ -8,8 +8,9 @@ A walk through the two kernels:
 1. `attention_split_kernel` loads its rows of Q: row r of a key head is query r // group of head r % group of the group.
 2. `kernels.attend_blocks` goes through the program's part of the blocks of keys, as in the plain kernel.
 3. With one split the program stores acc / row_sum. With several it stores acc, row_max and row_sum in float32.
-4. `attention_merge_kernel` has one program per row of the result. It starts while the last splits still compute, and
-   waits for them. Then it adds the parts, each times exp(its maximum - the largest maximum), always in the same order.
+4. `attention_merge_kernel` has one program per row of the result, or several for many splits. It starts while the last
+   splits still compute, and waits for them. Then it adds the parts, each times exp(its maximum - the largest maximum),
+   always in the same order.
 
 Source: Flash-Decoding (pytorch.org/blog/flash-decoding); FlashAttention-2, section 3.1 (arXiv 2307.08691).
 """
@@ -150,31 +151,26 @@ def attention_merge_kernel(
     splits,
     rows,  # of a tile
     D: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # columns of a program
+    MOST_SPLITS: tl.constexpr,  # a power of two
     EARLY: tl.constexpr,
 ):
     size = rows * (D + 2)
-    row = tl.program_id(0) % (queries * group)
-    kv_head = tl.program_id(0) // (queries * group) % kv_heads
-    batch = tl.program_id(0) // (queries * group) // kv_heads
+    column = tl.program_id(0) % (D // BLOCK_D) * BLOCK_D + tl.arange(0, BLOCK_D)
+    row = tl.program_id(0) // (D // BLOCK_D) % (queries * group)
+    kv_head = tl.program_id(0) // (D // BLOCK_D) // (queries * group) % kv_heads
+    batch = tl.program_id(0) // (D // BLOCK_D) // (queries * group) // kv_heads
     tile = (batch * kv_heads + kv_head) * row_blocks + row // rows
-    parts = parts_ptr + tile.to(tl.int64) * splits * size
+    split = tl.arange(0, MOST_SPLITS)
+    part = parts_ptr + tile.to(tl.int64) * splits * size + split * size
     out = out_ptr + locate_rows(row, batch, kv_head, group, out_batch, out_head, out_query)
     row = row % rows
-    column = tl.arange(0, D)
-    every = tl.arange(0, MOST_SPLITS)
+    keep = split < splits
     if EARLY:
         gdc_wait()
-    highest = tl.max(tl.load(parts + every * size + rows * D + row, mask=every < splits, other=LOWEST), 0)
-    acc = tl.zeros((D,), tl.float32)
-    row_sum = 0.0
-    for first in range(0, splits, AT_ONCE):
-        split = first + tl.arange(0, AT_ONCE)
-        keep = split < splits
-        part = parts + split * size
-        weight = tl.exp2(tl.load(part + rows * D + row, mask=keep, other=LOWEST) - highest)
-        row_sum += tl.sum(weight * tl.load(part + rows * (D + 1) + row, mask=keep, other=0.0), 0)
-        sums = tl.load(part[:, None] + row * D + column[None, :], mask=keep[:, None], other=0.0)
-        acc += tl.sum(weight[:, None] * sums, 0)
-    tl.store(out + column, (acc / row_sum).to(out_ptr.dtype.element_ty))
+    row_max = tl.load(part + rows * D + row, mask=keep, other=LOWEST)
+    row_sum = tl.load(part + rows * (D + 1) + row, mask=keep, other=0.0)
+    sums = tl.load(part[:, None] + row * D + column[None, :], mask=keep[:, None], other=0.0)
+    weight = tl.exp2(row_max - tl.max(row_max, 0))
+    acc = tl.sum(weight[:, None] * sums, 0) / tl.sum(weight * row_sum, 0)
+    tl.store(out + column, acc.to(out_ptr.dtype.element_ty))
