@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ch14 import attention
-from ch14.attention import hopper_kernel, job, kernels
+from ch14.attention import few_queries, hopper_kernel, job, kernels, split_hopper_kernel, split_kernels
 from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs
 from tilelab.measure import bench, check
 from tilelab.records import results
@@ -142,9 +142,12 @@ def choose_peer(case) -> str:
     raise reason
 
 
+MEASURED = kernels, split_kernels, split_hopper_kernel, hopper_kernel, AttentionConfig, configs, best_config
+
+
 def source() -> str:
     """Return the hash of what is measured: the kernels, their configurations and the choice."""
-    return provenance.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config)
+    return provenance.source_hash(*MEASURED)
 
 
 experiment = functools.partial(results.experiment, source=source)
@@ -166,6 +169,23 @@ def compile_ladder(*dtypes: str) -> None:
         if name != "persistent"  # only its grid differs from the step before it
     ]
     build.compile_ahead(jobs)
+
+
+def choose_config(case) -> AttentionConfig:
+    """Return what "best" is for a case on this GPU."""
+    here = device.current()
+    return best_config(case[5], here.target, case, here.sms)
+
+
+def compile_choices(cases) -> None:
+    """Compile what "best" is for each case, on all CPUs."""
+    target, jobs = device.current().target, {}
+    for case in cases:
+        config, (d, causal) = choose_config(case), case[5:]
+        jobs[config, d, causal] = job(config, target, d, causal)
+        if config.splits > 1:
+            jobs[config, d] = few_queries.merge_job(config, target, d)
+    build.compile_ahead(list(jobs.values()))
 
 
 def check_correctness() -> list[dict]:
@@ -231,7 +251,7 @@ def measure_shapes():
     rows = []
     for shape, causal in itertools.product([*SHAPES, *OTHERS], (False, True)):
         case = (*shape, causal)
-        config = best_config(case[5], device.current().target, case, device.current().sms)
+        config = choose_config(case)
         found = verify(config, case) if shape in OTHERS else {"status": "ok", "reason": ""}
         row = compare_with_cudnn({"best": prepare_attention(config, causal)}, case, rounds=8, warm_s=0.1)[1]
         rows.append(found | row | label(case, "best", config))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ch14.attention.lesson import audit, experiments
 from tilelab.measure import bench, peers
 from tilelab.records import results
-from tilelab.runtime import device
+from tilelab.runtime import provenance
 
 TUNED_FEW_QUERIES = [
     (1, 32, 8, 1, 4096, 128, False),
@@ -117,15 +117,14 @@ def measure_case(case, flash_4: peers.Peer, **timing) -> dict:
 
 def source() -> str:
     """Return the hash of what is measured: the kernels, the choice, and how the peers are called."""
-    return audit.source()
+    return provenance.source_hash(*experiments.MEASURED, measure_case, peers.FlashAttention4)
 
 
 @results.experiment("ch14_attention_held_out", source)
 def measure_held_out():
     """Check and time config="best" on TUNED and on HELD_OUT; `held_out` says in which list a case is."""
     rows, flash_4 = [], peers.find("flash_attention_4")
-    if device.current().target:
-        experiments.compile_choices(TUNED + HELD_OUT)
+    experiments.compile_choices(TUNED + HELD_OUT)
     for case in TUNED + HELD_OUT:
         row = measure_case(case, flash_4, rounds=12, warm_s=0.1)
         rows.append(row | {"held_out": case in HELD_OUT, "few_queries": case[3] <= 64})
