@@ -16,7 +16,15 @@ import torch
 import triton
 
 from ch14.attention import few_queries, operator
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, parse, rejection
+from ch14.attention.configs import (
+    HEAD_DIMS,
+    AttentionConfig,
+    best_config,
+    configs,
+    parse,
+    rejection,
+    use_pairs,
+)
 from ch14.attention.few_queries import describe, find_scale
 from ch14.attention.hopper_kernel import TILE_LAYOUT, attention_hopper_kernel
 from ch14.attention.kernels import attention_plain_kernel
@@ -71,7 +79,7 @@ def job(
     queries, keys = (
         f"tensordesc<{dtype}[1, 1, {rows}, {d}]{layout}>" for rows in (_query_rows(config), config.block_n)
     )
-    lengths = ["KEYS", "row_blocks", "heads", "heads_per_kv"] + ["items"] * hopper
+    lengths = ["KEYS", "row_blocks", "heads", "heads_per_kv"] + ["items", "paired"] * hopper
     signature = {"q_desc": queries, "k_desc": keys, "v_desc": keys, "o_desc": queries, "scale": "fp32"}
     constants, options = _compile_options(config, is_causal)
     return build.Job(
@@ -220,14 +228,15 @@ def bind(
     """Return the kernel of `config`, its grid, its arguments by name, and its constants with the compiler's options."""
     gluon, rows, (b, h, s, d) = config.kernel == "hopper", _query_rows(config), q.shape
     row_blocks = triton.cdiv(s, config.block_m)
-    items = ((row_blocks + 1) // 2 if gluon and is_causal else row_blocks) * b * h
+    paired = gluon and is_causal and use_pairs(row_blocks, b * h, device.current().sms)
+    items = ((row_blocks + 1) // 2 if paired else row_blocks) * b * h
     arguments = {
         "q_desc": describe(q, rows, gluon),
         "k_desc": describe(k, config.block_n, gluon),
         "v_desc": describe(v, config.block_n, gluon),
         "o_desc": describe(out, rows, gluon),
         "scale": find_scale(scale, d),
-        **({"items": items} if gluon else {}),
+        **({"items": items, "paired": int(paired)} if gluon else {}),
         "KEYS": k.shape[2],
         "row_blocks": row_blocks,
         "heads": h,

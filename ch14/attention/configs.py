@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 
@@ -133,49 +134,137 @@ def configs(d: int = 128) -> dict[str, AttentionConfig]:
 def best_config(d: int, target: str | None, case: tuple = (), sms: int = 132) -> AttentionConfig:
     """Return the fastest configuration for head dimension `d` on `target`; None is Triton's interpreter.
 
-    `case` is (batch, heads, key heads, queries, keys, head dimension, causal). With few queries the keys are split
-    (`split_config`). On Hopper at D = 64 the case decides too: if the kernel with four groups would leave more than an
-    eighth of the SMs without work, small tiles fill the GPU better. Its unit of work is a tile of 256 queries, or a
-    pair of tiles under a causal mask.
+    `case` is (batch, heads, key heads, queries, keys, head dimension, causal). On Hopper the model of `estimate_us`
+    ranks the kernels for whole tiles of a head and, without a mask, the split kernels. Elsewhere up to 64 queries are
+    split so that each SM has two programs.
     """
-    if case and (few := split_config(d, target, case, sms)):
-        return few
+    if target is None or not device.target_limits(target).has_wgmma:
+        return _choose_portable(target, case, sms)
+    if not case or not all(case[:5]):
+        return configs(d)["persistent" if d > 64 else "four groups"]
+    # Without a mask up to 64 queries are always split; more only where the model expects a clear gain.
+    handicap = 1.0 if case[3] <= 64 else 1.2
+    times = {config: handicap * estimate_us(config, case, sms) for config in _list_splits(d, case, sms)}
+    if case[3] > 64 or case[6]:
+        times |= {config: estimate_us(config, case, sms) for config, *_ in WHOLE_US[d]}
+    return min(times, key=lambda config: times[config])
+
+
+def _choose_portable(target: str | None, case: tuple, sms: int) -> AttentionConfig:
+    """Return the configuration for a GPU without wgmma, or for the interpreter, which is fast with small tiles."""
+    small = (
+        target is not None and device.target_limits(target).smem_per_block < 200_000
+    )  # RTX 50, GB10: 99 KB
+    if case and not case[6] and case[3] <= 64 and all(case[:5]):
+        batch, heads, kv_heads, queries, keys, *_ = case
+        rows = queries * heads // kv_heads
+        block_m, block_n = (16 if rows <= 16 else 64), (64 if target else 32)
+        programs = batch * kv_heads * math.ceil(rows / block_m)
+        splits = max(1, min(2 * sms // programs, math.ceil(keys / block_n), MOST_SPLITS))
+        return AttentionConfig(block_m, block_n, 4, 2, "split", splits=splits)
     if target is None:
-        return AttentionConfig(32, 32, 4, 2)  # the interpreter is fast with small tiles
-    limits = device.target_limits(target)
-    if limits.smem_per_block < 200_000:  # RTX 50 and GB10 have 99 KB
-        return AttentionConfig(128, 64, 8, 2)
-    if not limits.has_wgmma:
-        return AttentionConfig()
-    if d != 64:
-        return configs(d)["persistent"]
-    four_groups = configs(d)["four groups"]
-    if case:
-        batch, heads, _, queries, _, _, causal = case
-        rows = four_groups.block_m * (2 if causal else 1)
-        if 8 * batch * heads * math.ceil(queries / rows) < 7 * sms:
-            return configs(d)["plain"]
-    return four_groups
+        return AttentionConfig(32, 32, 4, 2)
+    return AttentionConfig(128, 64, 8, 2) if small else AttentionConfig()
 
 
-SPLIT_TILES = {16: (64, 4, 4), 32: (64, 4, 4), 64: (64, 4, 3), 128: (64, 8, 2)}  # rows: keys, warps, stages
-PROGRAMS_PER_SM = {16: 3, 32: 2, 64: 2, 128: 1}
+def _hopper(block_m: int, block_n: int, num_warps: int, num_stages: int) -> AttentionConfig:
+    return AttentionConfig(block_m, block_n, num_warps, num_stages, "hopper", overlap=True, persistent=True)
 
 
-def split_config(d: int, target: str | None, case: tuple, sms: int = 132) -> AttentionConfig | None:
-    """Return a configuration of the split kernel where a case has few queries for many keys, else None."""
+# What the model knows of each kernel by head dimension, in microseconds on an H200: the launch, a tile's beginning and
+# end, and a block of keys, for the tiles that an SM computes at a time. `lesson.held_out.TUNED` lists the shapes to
+# which these numbers were fitted.
+WHOLE_US = {
+    128: [(_hopper(128, 128, 8, 2), 6.0, 1.0, 1.46, 1), (AttentionConfig(64, 64, 4, 3), 3.5, 3.0, 0.98, 2)],
+    64: [
+        (_hopper(128, 128, 8, 3), 5.3, 0.6, 1.13, 1),
+        (_hopper(192, 128, 12, 4), 5.3, 1.5, 1.48, 1),
+        (_hopper(256, 64, 16, 5), 5.3, 1.7, 1.05, 1),
+        (AttentionConfig(64, 128, 4, 2), 4.0, 2.2, 1.15, 2),
+        (AttentionConfig(64, 64, 4, 3), 3.8, 1.0, 0.7, 2),
+        (AttentionConfig(64, 64, 4, 2), 3.8, 1.5, 1.5, 4),
+    ],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitCosts:
+    """Microseconds of a split kernel: launch, a program's beginning and end, a block of keys for an SM that is busy
+    with several programs and for one program alone, the merge, and the merge's rate in bytes per microsecond."""
+
+    launch: float
+    start: float
+    block: float
+    block_alone: float
+    merge: float
+    merge_rate: float
+    programs_per_sm: int
+
+
+SPLIT_US = {
+    (128, AttentionConfig(16, 128, 4, 3, "split")): SplitCosts(3.15, 2.0, 1.0, 1.08, 0.8, 1.6e6, 1),
+    (128, AttentionConfig(16, 128, 4, 2, "split")): SplitCosts(5.0, 1.0, 0.71, 1.71, 0.44, 3.6e6, 3),
+    (128, AttentionConfig(64, 64, 4, 3, "split")): SplitCosts(1.8, 3.4, 0.55, 0.74, 1.5, 3.0e6, 2),
+    (128, AttentionConfig(128, 128, 8, 2, "split_hopper")): SplitCosts(3.0, 3.0, 1.52, 1.52, 1.2, 2.5e6, 1),
+    (64, AttentionConfig(16, 128, 4, 2, "split")): SplitCosts(3.0, 1.5, 0.43, 1.2, 1.0, 3.0e6, 3),
+    (64, AttentionConfig(64, 128, 4, 3, "split")): SplitCosts(4.0, 1.4, 0.57, 0.9, 0.76, 2.2e6, 2),
+    (64, AttentionConfig(128, 128, 8, 2, "split_hopper")): SplitCosts(3.0, 2.3, 1.0, 1.1, 1.06, 2.8e6, 1),
+}
+READ_RATE = 4.28e6  # bytes per microsecond in which K and V come from DRAM
+
+
+def _list_splits(d: int, case: tuple, sms: int) -> list[AttentionConfig]:
+    """Return each split kernel that suits the rows of a case, with one, two or three programs per SM."""
     batch, heads, kv_heads, queries, keys, _, causal = case
-    if causal or queries > 64 or not all(case[:5]):
-        return None
-    group = heads // kv_heads
-    block_m = next((rows for rows in SPLIT_TILES if rows >= queries * group), 128)
-    block_n, warps, stages = SPLIT_TILES[block_m] if target else (32, 4, 2)
-    if target and device.target_limits(target).smem_per_block < 200_000:
-        stages = 2
-    box_heads = min(1 << (group - 1).bit_length(), block_m)
-    tiles = batch * kv_heads * math.ceil(queries * box_heads / block_m) * math.ceil(group / box_heads)
-    splits = min(sms * PROGRAMS_PER_SM[block_m] // tiles, math.ceil(keys / block_n), MOST_SPLITS)
-    return AttentionConfig(block_m, block_n, warps, stages, "split", splits=max(1, splits))
+    if causal:
+        return []
+    rows, found = queries * heads // kv_heads, []
+    for of_d, config in SPLIT_US:
+        if of_d != d or (config.block_m == 16) != (rows <= 16) or config.block_m < 128 and queries > 64:
+            continue
+        tiles = batch * kv_heads * math.ceil(rows / config.block_m)
+        most = min(math.ceil(keys / config.block_n), MOST_SPLITS)
+        counts = {max(1, min(most, programs * sms // tiles)) for programs in (0, 1, 2, 3)}
+        found += [dataclasses.replace(config, splits=splits) for splits in sorted(counts)]
+    return found
+
+
+def estimate_us(config: AttentionConfig, case: tuple, sms: int) -> float:
+    """Return the microseconds that a configuration of WHOLE_US or SPLIT_US takes on a GPU with so many SMs, by a model.
+
+    The busiest SM decides: it begins its tiles, and goes through their blocks of keys. A split kernel cannot be faster
+    than DRAM gives it K and V.
+    """
+    batch, heads, kv_heads, queries, keys, d, causal = case
+    blocks = math.ceil(keys / config.block_n)
+    rate = READ_RATE * sms / 132
+    if not config.is_split:
+        _, launch, start, block, at_a_time = next(row for row in WHOLE_US[d] if row[0] == config)
+        tiles, row_blocks = batch * heads, math.ceil(queries / config.block_m)
+        places = sms * at_a_time
+        if not causal:
+            work = math.ceil(tiles * row_blocks / places) * (start + blocks * block)
+        else:
+            reach = [math.ceil((i + 1) * config.block_m / config.block_n) for i in range(row_blocks)]
+            reach = [
+                min(blocks, each) + (config.kernel == "plain") for each in reach
+            ]  # it masks a block more
+            total, longest = start * row_blocks + block * sum(reach), start + block * reach[-1]
+            pairs = math.ceil(row_blocks / 2)
+            if config.persistent and use_pairs(row_blocks, tiles, sms):
+                work = math.ceil(tiles * pairs / sms) * total / pairs
+            else:
+                work = max(total * tiles / places + 0.3 * longest, longest)
+        return launch + max(work, 4 * d * batch * (heads * queries + kv_heads * keys) / rate)
+    costs = SPLIT_US[d, dataclasses.replace(config, splits=1)]
+    rows = queries * heads // kv_heads
+    programs = batch * kv_heads * math.ceil(rows / config.block_m) * config.splits
+    busiest = math.ceil(programs / sms)
+    waves = math.ceil(busiest / costs.programs_per_sm)
+    work = math.ceil(blocks / config.splits) * max(busiest * costs.block, waves * costs.block_alone)
+    read = batch * kv_heads * keys * d * 4 / rate
+    merge = costs.merge + batch * kv_heads * rows * config.splits * (d + 2) * 8 / costs.merge_rate
+    return costs.launch + costs.start * waves + max(work, read) + merge * (config.splits > 1)
 
 
 def rejection(config: AttentionConfig, target: str) -> str:
@@ -218,3 +307,20 @@ def estimate_balance(row_blocks: int, heads: int, sms: int, paired: bool) -> flo
     items = [sum(item) for item in tiles] * heads
     loads = [sum(items[program::sms]) for program in range(min(sms, len(items)))]
     return sum(items) / (sms * max(loads))
+
+
+@functools.lru_cache(maxsize=256)
+def use_pairs(row_blocks: int, heads: int, sms: int) -> bool:
+    """Return whether programs take pairs of tiles under a causal mask, or the longest tiles of all heads first.
+
+    Pairs keep the K and V of a head in L2. With many of them every SM has work, with few the single tiles share it
+    better.
+    """
+    if row_blocks * heads > 16 * sms:
+        return True
+    tiles = [block + 2 for block in reversed(range(row_blocks)) for _ in range(heads)]
+    loads = [0] * sms
+    for number, first in enumerate(range(0, len(tiles), sms)):  # every second round goes backwards
+        lengths = (tiles[first : first + sms] + [0] * sms)[:sms]
+        loads = [load + length for load, length in zip(loads, lengths[:: -1 if number % 2 else 1])]
+    return estimate_balance(row_blocks, heads, sms, paired=True) > 0.97 * sum(tiles) / (sms * max(loads))

@@ -112,7 +112,8 @@ def attend_rows(
     keep_wide = (row // group < queries)[:, None]
     q_row = locate_rows(row, tile, group, q_batch, q_head, q_query)
     q = q_tiles.index(GROUP)
-    q.store(gl.load(q_ptr + (q_row[:, None] + column), mask=keep_wide, other=0.0))
+    q_pointers = gl.multiple_of(q_ptr + (q_row[:, None] + column), [16, 16])  # bytes, so that loads are wide
+    q.store(gl.load(q_pointers, mask=keep_wide, other=0.0))
     fence_async_shared()
     group_barrier()  # all warps of the group have stored their rows
     out_row = locate_rows(row, tile, group, out_batch, out_head, out_query)
@@ -165,7 +166,7 @@ def attend_rows(
     if parts_ptr is None:
         acc = acc * gl.convert_layout(1.0 / total, gl.SliceLayout(1, o_layout))[:, None]
         out = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), wide)
-        gl.store(out_ptr + (out_row[:, None] + column), out, mask=keep_wide)
+        gl.store(gl.multiple_of(out_ptr + (out_row[:, None] + column), [16, 16]), out, mask=keep_wide)
     else:
         SIZE: gl.constexpr = GROUPS * ROWS * (D + 2)
         part = parts_ptr + gl.program_id(0).to(gl.int64) * SIZE
@@ -238,12 +239,6 @@ def attention_split_hopper_kernel(
         tiles,
         (k_full, k_empty, v_full, v_empty),
     )
-    q_batch = gl.multiple_of(q_batch, 8)
-    q_head = gl.multiple_of(q_head, 8)
-    q_query = gl.multiple_of(q_query, 8)
-    out_batch = gl.multiple_of(out_batch, 8)
-    out_head = gl.multiple_of(out_head, 8)
-    out_query = gl.multiple_of(out_query, 8)
     strides = (q_batch, q_head, q_query, out_batch, out_head, out_query)
     gl.warp_specialize(
         [

@@ -32,10 +32,8 @@ Q_STRIDES, OUT_STRIDES = (
 
 @triton.jit
 def locate_rows(row, batch, kv_head, group, batch_stride, head_stride, query_stride):
-    # Return the offsets of rows of a key head. Strides are multiples of 16 bytes, so that loads are wide.
-    head = kv_head * group + row % group
-    offset = batch * tl.multiple_of(batch_stride, 8)
-    return offset + head * tl.multiple_of(head_stride, 8) + row // group * tl.multiple_of(query_stride, 8)
+    # Return the offsets of rows of a key head.
+    return batch * batch_stride + (kv_head * group + row % group) * head_stride + row // group * query_stride
 
 
 @triton.jit(do_not_specialize=["KEYS", *LENGTHS, *Q_STRIDES, *OUT_STRIDES])
@@ -85,7 +83,8 @@ def attention_split_kernel(
     end = begin + (blocks // splits + (split < blocks % splits)) * BLOCK_N
     unmasked_end = tl.maximum(begin, tl.minimum(unmasked_end, end))
     q_row = locate_rows(row, batch, kv_head, group, q_batch, q_head, q_query)
-    q = tl.load(q_ptr + q_row[:, None] + column, mask=keep[:, None], other=0.0)
+    q_pointers = tl.multiple_of(q_ptr + q_row[:, None] + column, [16, 16])  # bytes, so that loads are wide
+    q = tl.load(q_pointers, mask=keep[:, None], other=0.0)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     row_max = tl.full((BLOCK_M,), LOWEST, tl.float32)
@@ -128,7 +127,7 @@ def attention_split_kernel(
     if parts_ptr is None:
         out_row = locate_rows(row, batch, kv_head, group, out_batch, out_head, out_query)
         out = (acc * (1.0 / row_sum)[:, None]).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + out_row[:, None] + column, out, mask=keep[:, None])
+        tl.store(tl.multiple_of(out_ptr + out_row[:, None] + column, [16, 16]), out, mask=keep[:, None])
     else:  # a part is BLOCK_M x D sums, BLOCK_M maxima and BLOCK_M sums of exponentials
         part = parts_ptr + tl.program_id(0).to(tl.int64) * (BLOCK_M * (D + 2))
         row -= first_row

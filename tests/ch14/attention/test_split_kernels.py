@@ -92,9 +92,21 @@ def test_the_face_splits_the_keys_of_few_queries():
     launch = attention.prepare(*make_inputs(1, 2, 1, 1, 300))
     assert launch.config.kernel == "split" and launch.config.splits > 1 and launch.chosen
     assert check.relative_error(launch(), attention.spec(*launch.run.args[:3])) < 2**-10
-    for case, few in (
-        ((1, 32, 8, 1, 4096, 128, False), True),
-        ((2, 64, 8, 64, 8192, 128, False), True),
-        ((4, 16, 16, 4096, 4096, 128, False), False),
-    ):
-        assert (best_config(case[5], "sm_90a", case).kernel == "split") == few
+
+
+@pytest.mark.parametrize(
+    "case, kernel, splits",
+    [
+        ((1, 32, 8, 1, 4096, 128, False), "split", 16),
+        ((64, 32, 8, 1, 4096, 64, False), "split", 1),  # 512 tiles fill the GPU
+        ((1, 64, 8, 64, 8192, 128, False), "split_hopper", 4),
+        ((1, 24, 8, 300, 5000, 128, False), "split_hopper", 2),
+        ((1, 32, 8, 64, 4096, 128, True), "plain", 1),  # a query sees at most 64 keys
+        ((4, 16, 16, 4096, 4096, 128, False), "hopper", 1),
+    ],
+)
+def test_the_model_chooses_a_kernel_and_splits(case, kernel, splits):
+    config = best_config(case[5], "sm_90a", case)
+    assert (config.kernel, config.splits) == (kernel, splits)
+    elsewhere = best_config(case[5], "sm_100a", case)
+    assert elsewhere.kernel == ("split" if case[3] <= 64 and not case[6] else "plain")
