@@ -302,7 +302,8 @@ def attention(
     and FlashAttention at the bottom right. `attn_mask` and `dropout_p` are torch's names for what this kernel lacks;
     only None and 0.0 are taken. `scale` is from 2^-100 to 2^20; the default is 1 / sqrt(D). A score of -inf
     hides a key. Finite scores may be up to 2^27 after scaling, because float32 rounds larger ones too coarsely. NaN or
-    infinity in V also reaches queries that do not see that key, if they see another key of its block. Under
+    infinity in V also reaches queries that do not see that key, if they see another key of its block. With up to 64
+    queries and no mask, programs share the keys (`split_kernels`); the same call still gives the same bits. Under
     torch.compile and where autograd records, this is torch.ops.tiles.attention, whose `config` is a name. It has no
     backward pass. Raises ValueError for bad arguments, Unsupported for hardware without TMA.
     """

@@ -171,9 +171,9 @@ def _hopper(block_m: int, block_n: int, num_warps: int, num_stages: int) -> Atte
     return AttentionConfig(block_m, block_n, num_warps, num_stages, "hopper", overlap=True, persistent=True)
 
 
-# What the model knows of each kernel by head dimension, in microseconds on an H200: the launch, a tile's beginning and
-# end, and a block of keys, for the tiles that an SM computes at a time. `lesson.held_out.TUNED` lists the shapes to
-# which these numbers were fitted.
+# The costs of each kernel by head dimension, in microseconds on an H200: the launch, a tile's beginning and end, and a
+# block of keys. The last two are for all tiles that an SM computes at a time, whose number follows. The costs were
+# fitted to the shapes in `lesson.held_out.TUNED`.
 WHOLE_US = {
     128: [(_hopper(128, 128, 8, 2), 6.0, 1.0, 1.46, 1), (AttentionConfig(64, 64, 4, 3), 3.5, 3.0, 0.98, 2)],
     64: [
@@ -189,8 +189,11 @@ WHOLE_US = {
 
 @dataclasses.dataclass(frozen=True)
 class SplitCosts:
-    """Microseconds of a split kernel: launch, a program's beginning and end, a block of keys for an SM that is busy
-    with several programs and for one program alone, the merge, and the merge's rate in bytes per microsecond."""
+    """Hold the costs of a split kernel in microseconds: the launch, a program's beginning and end, and a block of keys.
+
+    A block costs `block` per program on a busy SM, and `block_alone` if the SM has only one program. The merge has a
+    rate in bytes per microsecond.
+    """
 
     launch: float
     start: float
@@ -313,8 +316,8 @@ def estimate_balance(row_blocks: int, heads: int, sms: int, paired: bool) -> flo
 def use_pairs(row_blocks: int, heads: int, sms: int) -> bool:
     """Return whether programs take pairs of tiles under a causal mask, or the longest tiles of all heads first.
 
-    Pairs keep the K and V of a head in L2. With many of them every SM has work, with few the single tiles share it
-    better.
+    Pairs keep the K and V of a head in L2, and many pairs give every SM the same work. Where there are few, single
+    tiles share the work better.
     """
     if row_blocks * heads > 16 * sms:
         return True
