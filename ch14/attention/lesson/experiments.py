@@ -5,6 +5,7 @@ A case is (batch, heads, key heads, queries, keys, head dimension, causal).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -15,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ch14 import attention
 from ch14.attention import few_queries, hopper_kernel, job, kernels, split_hopper_kernel, split_kernels
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs
+from ch14.attention.configs import HEAD_DIMS, SPLIT_US, AttentionConfig, best_config, configs
 from tilelab.measure import bench, check
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
@@ -212,6 +213,34 @@ def check_correctness() -> list[dict]:
     ]
 
 
+def list_split_steps(d: int) -> list[AttentionConfig]:
+    """Return the split kernels with one split and with three that this GPU runs."""
+    tiles = [config for of_d, config in SPLIT_US if of_d == d]
+    if not device.target_limits(device.current().target).has_wgmma:
+        tiles = [AttentionConfig(rows, 64, 4, 2, "split") for rows in (16, 64)]
+    return [dataclasses.replace(config, splits=splits) for config in tiles for splits in (1, 3)]
+
+
+def check_splits() -> list[dict]:
+    """Check the split kernels against float64 on a GPU: groups of heads, ragged lengths, one key, a mask."""
+    shapes = [(1, 8, 2, 1, 700, 128), (2, 10, 2, 31, 333, 128), (1, 4, 4, 1, 1, 64), (2, 14, 2, 17, 1025, 64)]
+    cases = [
+        (dtype, (*shape, causal), config)
+        for dtype, shape, causal in itertools.product((torch.bfloat16, torch.float16), shapes, (False, True))
+        for config in list_split_steps(shape[5])
+    ]
+    target, jobs = device.current().target, []
+    for d, dtype in itertools.product(HEAD_DIMS, ("bf16", "fp16")):
+        steps = list_split_steps(d)
+        jobs += [job(config, target, d, causal, dtype) for config in steps for causal in (False, True)]
+        jobs.append(few_queries.merge_job(steps[-1], target, d, dtype))
+    build.compile_ahead(jobs)
+    return [
+        label(case, "split", config) | {"dtype": str(dtype)[6:]} | verify(config, case, dtype)
+        for dtype, case, config in cases
+    ]
+
+
 def prepare_right(steps: dict[str, AttentionConfig], checks: dict[str, dict], causal: bool) -> dict:
     """Return a candidate of `compare_with_cudnn` for each step whose check is ok."""
     right = {name: config for name, config in steps.items() if checks[name]["status"] == "ok"}
@@ -292,11 +321,12 @@ def measure_small_head():
 
 def sanitizer_cases() -> None:
     """Run every step on small and ragged cases, for a sanitizer to watch; AssertionError if a result is wrong."""
-    shapes = ((1, 2, 1, 200, 390, 128), (1, 140, 1, 130, 130, 64))
+    shapes = ((1, 2, 1, 200, 390, 128), (1, 140, 1, 130, 130, 64), (1, 10, 2, 17, 390, 128))
     for shape, causal in itertools.product(shapes, (False, True)):
-        for name, config in ladder_here(shape[5]).items():
+        steps = ladder_here(shape[5]).values() if shape[3] > 64 else list_split_steps(shape[5])
+        for config in steps:
             row = verify(config, (*shape, causal))
-            assert row["status"] == "ok", f"{name} {shape}: {row['reason']}"
+            assert row["status"] == "ok", f"{config} {shape}: {row['reason']}"
 
 
 @results.experiment("ch14_attention_sanitizer", source, can_run=check.can_sanitize)
@@ -308,7 +338,7 @@ def run_sanitizers():
     right.
     """
     rows = check.sanitize("ch14.attention.lesson.experiments", "attention")
-    known = {f"Read access at attention_hopper_kernel+{offset}" for offset in _find_role_reads()}
+    known = {f"Read access at {place}" for place in _find_role_reads()}
     for row in rows:
         if row.get("races") and set(row["races"]) <= known:
             why = "all of the byte that tells a warp its role, which barriers of the whole block order"
@@ -317,18 +347,21 @@ def run_sanitizers():
 
 
 def _find_role_reads() -> set[str]:
-    """Return the offsets at which kernels read a role: a byte, loaded after a barrier of all warps, then a branch."""
+    """Return where kernels read a role, kernel+offset: a byte, loaded after a barrier of all warps, then a branch."""
     target = device.current().target
     jobs = [
         job(config, target, d, causal)
         for d, causal in itertools.product(HEAD_DIMS, (False, True))
-        for config in ladder_here(d).values()
-        if config.kernel == "hopper"
+        for config in [*ladder_here(d).values(), *list_split_steps(d)]
+        if "hopper" in config.kernel
     ]
     pattern = r"BAR\.SYNC\S* 0x1 ;(?:(?!BAR\.)[\s\S]){0,900}?/\*(\w+)\*/\s+LDS\.U8 "
     pattern += r"(?:(?!EXIT)[\s\S]){0,2400}? BRX "
-    found = {offset for report in build.build(jobs) for offset in re.findall(pattern, report.sass)}
-    return {f"0x{int(offset, 16):x}" for offset in found}
+    return {
+        f"{report.job.kernel.rpartition(':')[2]}+0x{int(offset, 16):x}"
+        for report in build.build(jobs)
+        for offset in re.findall(pattern, report.sass)
+    }
 
 
 def compile_for_targets(targets=device.TARGETS[1:]) -> list[dict]:
