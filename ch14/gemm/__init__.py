@@ -180,7 +180,8 @@ def bind_config(
     constants = config.constants(sms, b_k_major)
     options: dict[str, Any] = dict(num_warps=config.num_warps, num_stages=config.num_stages)
     follows = {"scale_a_ptr": 2, "scale_b_ptr": 3}
-    arguments = {"scale_a_ptr": scale_a, "scale_b_ptr": scale_b, **dict(zip("MNK", shape))}
+    arguments = {"scale_a_ptr": scale_a, "scale_b_ptr": scale_b}
+    arguments |= dict(zip("NMK" if config.swap else "MNK", shape))
     if config.kernel == "plain":
         kernel, programs = gemm_plain_kernel, config.tiles(*shape[:2])
         arguments = {
@@ -196,16 +197,18 @@ def bind_config(
     else:
         kernel = gemm_persistent_kernel if config.kernel == "persistent" else gemm_split_kernel
         programs = min(constants.get("PROGRAMS", 1 << 30), config.tiles(*shape[:2]) * config.splits)
-        descriptors = [
-            block and TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block)
-            for matrix, block in zip((a, stored_b, stored_b, out), config.blocks(b_k_major))
-        ]
-        named = dict(zip(("a_desc", "b_desc", "b_extra_desc", "c_desc"), descriptors))
-        follows |= dict(zip(named, (0, 1, 1, 4)))
+        positions = {"a": 1, "b": 0, "c": 4} if config.swap else {"a": 0, "b": 1, "c": 4}
+        named: dict[str, Any] = {}
+        for name, block in config.blocks(b_k_major).items():
+            matrix = {0: a, 1: stored_b, 4: out}[positions[name[0]]]
+            named[name] = block and TensorDescriptor(
+                matrix, list(matrix.shape), [row_stride(matrix), 1], block
+            )
+            follows[name] = positions[name[0]]
         if config.kernel == "split":
-            del named["b_extra_desc"], follows["b_extra_desc"]
             named |= dict(zip(("parts_ptr", "arrivals_ptr"), _make_workspace(config, shape, a.device)))
             follows |= {"parts_ptr": 5, "arrivals_ptr": 6}
+            arguments |= {"splits": config.splits}
         arguments = named | arguments
         constants["PDL"] &= not IS_INTERPRETED
         if constants["PDL"]:

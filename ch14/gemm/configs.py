@@ -18,13 +18,13 @@ ITEMSIZE = {"bf16": 2, "fp16": 2, "fp8": 1}
 KERNELS = ("plain", "persistent", "split")
 SETS = ("conservative", "proposed", "course")
 _TILE_SIDES = (16, 32, 64, 128, 256, 512)
-_EXTRA_COLUMNS = {320: 64, 192: 64, 160: 32, 96: 32, 80: 16}  # of a tile whose width is no power of two
 _TRITON_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8e4nv"}
 # The parts of a configuration's name, in this order: "128×256×64 · 8 warps · 4 stages · persistent · C in 2 parts".
 PHRASES = {
     "block_m block_n block_k": "{}×{}×{}",
     "num_warps": "{} warps",
     "num_stages": "{} stages",
+    "swap": "swapped",
     "kernel": "{}",
     "splits": "{} ways",
     "epilogue_subtile": "C in {} parts",
@@ -49,10 +49,10 @@ class GemmConfig:
     L2. `programs_per_sm` sizes the persistent grid, and `pdl` asks for programmatic dependent launch. In the kernel
     "split", `splits` programs share the steps of one tile.
 
-    Triton's shapes are powers of two. The persistent kernel makes tiles of other widths from two accumulators: 320
-    columns are 256 + 64, 192 are 128 + 64, 160 are 128 + 32, 96 are 64 + 32, and 80 are 64 + 16. The extra columns are
-    stored as one more part of the same width, which fixes `epilogue_subtile`: 4 for 320, 160 and 80 columns, 2 for 192
-    and 96. A tile of 128 + 16 columns would need eight parts, and the epilogue makes at most four.
+    Triton's shapes are powers of two. The persistent and the split kernel make tiles of other widths from two or three
+    accumulators: 320 columns are 256 + 64, 144 are 128 + 16, and 208 are 128 + 64 + 16. With `swap` they compute C
+    transposed: block_m counts columns of C, and block_n its rows. A part has 16 columns or more, because Triton does
+    not use wgmma for eight.
     """
 
     block_m: int
@@ -66,13 +66,14 @@ class GemmConfig:
     programs_per_sm: int = 1
     pdl: bool = False
     splits: int = 1
+    swap: bool = False
 
     def __post_init__(self):
         allowed = {
             "kernel": KERNELS,
             "block_m": _TILE_SIDES,
             "block_k": _TILE_SIDES,
-            "block_n": (*_TILE_SIDES, *_EXTRA_COLUMNS) if self.kernel == "persistent" else _TILE_SIDES,
+            **({"block_n": _TILE_SIDES} if self.kernel == "plain" else {}),
             "num_warps": (1, 2, 4, 8, 16, 32),
             "num_stages": range(1, 17),
             "epilogue_subtile": (1, 2, 4),
@@ -82,12 +83,13 @@ class GemmConfig:
                 raise ValueError(
                     f"{name} must be one of {', '.join(map(str, values))}; it is {getattr(self, name)!r:.40}."
                 )
-        main, extra = self.columns
-        if extra and main != extra * self.epilogue_subtile:  # one descriptor of C serves both accumulators
+        if self.block_n % 16 or not 16 <= self.block_n <= 512 or self.block_n.bit_count() > 3:
             raise ValueError(
-                f"epilogue_subtile must be {main // extra} for a tile of {self.block_n} columns; it is "
-                f"{self.epilogue_subtile}."
+                "block_n must be a sum of at most three powers of two from 16 to 512, and at most 512; it is "
+                f"{self.block_n!r:.40}."
             )
+        if self.swap and self.kernel == "plain":
+            raise ValueError("swap must be False for the kernel plain, which has no transposed store.")
         if not (2 <= self.splits <= 64 if self.kernel == "split" else self.splits == 1):
             raise ValueError(
                 "splits must be from 2 to 64 for the kernel split, and 1 for the others; it is "
@@ -98,6 +100,7 @@ class GemmConfig:
                 "group_m and programs_per_sm must be at least 1; they are "
                 f"{self.group_m} and {self.programs_per_sm}."
             )
+        main = self.columns[0]
         if main // self.epilogue_subtile < 8:  # a row of a descriptor's box takes at least 16 bytes
             raise ValueError(
                 f"epilogue_subtile must leave at least 8 columns per part; it cuts {main} "
@@ -114,39 +117,49 @@ class GemmConfig:
 
     def tiles(self, m: int, n: int) -> int:
         """Return the number of tiles in C (m, n)."""
-        return math.ceil(m / self.block_m) * math.ceil(n / self.block_n)
+        rows, columns = (n, m) if self.swap else (m, n)
+        return math.ceil(rows / self.block_m) * math.ceil(columns / self.block_n)
 
     @property
-    def columns(self) -> tuple[int, int]:
-        """Return BLOCK_N and EXTRA_N of the kernel: (128, 64) for 192 columns, (block_n, 0) for a power of two."""
-        extra = _EXTRA_COLUMNS.get(self.block_n, 0)
-        return self.block_n - extra, extra
+    def columns(self) -> tuple[int, int, int]:
+        """Return the widths of the accumulators: (128, 64, 16) for 208 columns, (128, 0, 0) for 128."""
+        main = 1 << (self.block_n.bit_length() - 1)
+        rest = self.block_n - main
+        extra = 1 << (rest.bit_length() - 1) if rest else 0
+        return main, extra, rest - extra
 
-    def blocks(self, b_k_major: bool) -> tuple[list[int], list[int], list[int] | None, list[int]]:
-        """Return the shapes of the tiles that descriptors move: of A, of B, of B's extra columns and of C."""
-        main, extra = self.columns
-        b_main, b_extra = (
-            [width, self.block_k] if b_k_major else [self.block_k, width] for width in (main, extra)
-        )
-        c_block = [self.block_m, main // self.epilogue_subtile]
-        return [self.block_m, self.block_k], b_main, b_extra if extra else None, c_block
+    def blocks(self, b_k_major: bool) -> dict[str, list[int] | None]:
+        """Return the shapes of the tiles that descriptors move, by the kernel's names; None for one that is not used.
+
+        With `swap`, a_desc reads B and the others called b_ read A, whose rows run along K.
+        """
+        a_k_major, b_k_major = (b_k_major, True) if self.swap else (True, b_k_major)
+        a_block = [self.block_m, self.block_k]
+        found: dict[str, list[int] | None] = {"a_desc": a_block if a_k_major else a_block[::-1]}
+        names = ("", "_extra", "_last")
+        for name, width in zip(names, self.columns):
+            b_block = [width, self.block_k]
+            found[f"b{name}_desc"] = (b_block if b_k_major else b_block[::-1]) if width else None
+        for name, width, parts in zip(names, self.columns, (self.epilogue_subtile, 1, 1)):
+            c_block = [self.block_m, width // parts]
+            found[f"c{name}_desc"] = (c_block[::-1] if self.swap else c_block) if width else None
+        return found
 
     def constants(self, sms: int, b_k_major: bool) -> dict[str, Any]:
         """Return the kernel's constexpr arguments for a GPU with `sms` multiprocessors."""
-        main, extra = self.columns
-        values = dict(
+        values: dict[str, Any] = dict(
             BLOCK_M=self.block_m,
-            BLOCK_N=main,
+            BLOCK_N=self.columns[0],
             BLOCK_K=self.block_k,
-            B_K_MAJOR=b_k_major,
+            B_K_MAJOR=b_k_major or self.swap,
             GROUP_M=self.group_m,
             EPILOGUE_SUBTILE=self.epilogue_subtile,
         )
-        if self.kernel == "persistent":
-            values |= dict(EXTRA_N=extra, PROGRAMS=sms * self.programs_per_sm, PDL=self.pdl)
-        elif self.kernel == "split":
-            values |= dict(SPLITS=self.splits, PDL=self.pdl)
-        return values
+        if self.kernel == "plain":
+            return values
+        values |= dict(EXTRA_N=self.columns[1], LAST_N=self.columns[2], SWAP=self.swap, PDL=self.pdl)
+        values |= dict(A_K_MAJOR=b_k_major or not self.swap)
+        return values | (dict(PROGRAMS=sms * self.programs_per_sm) if self.kernel == "persistent" else {})
 
     def tensor_core(self, target: str) -> str:
         """Return the instruction family that Triton chooses on `target`: wgmma, tcgen05 or mma.sync."""
@@ -167,7 +180,10 @@ class GemmConfig:
         """
         buffers = self.num_stages if self.tensor_core(target) != "mma.sync" else max(self.num_stages - 1, 1)
         ring = buffers * (self.block_m + self.block_n) * self.block_k * ITEMSIZE[dtype]
-        staged = self.block_m * self.columns[0] * 2 // self.epilogue_subtile
+        main, *others = self.columns
+        staged = (
+            self.block_m * 2 * sum({main // self.epilogue_subtile, *others})
+        )  # parts of one width share a buffer
         return ring + staged if self.kernel == "persistent" else max(ring, staged)
 
 
@@ -187,7 +203,7 @@ def rejection(config: GemmConfig, target: str, dtype: str) -> str:
     threads = 32 * config.num_warps
     accumulator = config.block_m * config.block_n
     if unit == "wgmma":  # the accumulator lives in registers, and this instruction cannot spill it
-        available = min(limit.regs_per_thread, limit.regs_per_sm // threads)
+        available = min(limit.regs_per_thread, limit.regs_per_sm // (threads * config.programs_per_sm))
         needed = accumulator // threads + REGISTERS_BESIDE_ACCUMULATOR
         if needed > available:
             return (
@@ -277,10 +293,7 @@ def parse(text: str, dtype: str = "bf16") -> GemmConfig:
         )
     named = [config for config in configs(dtype=dtype).values() if fields.items() <= vars(config).items()]
     if "kernel" in fields or not named:
-        extra = _EXTRA_COLUMNS.get(fields["block_n"])
-        parts = (fields["block_n"] - extra) // extra if extra else 1
-        fields = {"kernel": "persistent", "epilogue_subtile": parts} | fields
-        return GemmConfig(**fields)
+        return GemmConfig(**{"kernel": "persistent"} | fields)
     if len(named) > 1:
         raise ValueError(f"several configurations are {text}; choose {' or '.join(map(str, named))}.")
     return named[0]
@@ -370,8 +383,9 @@ def job(
 ) -> Job:
     """Return the `tilelab.runtime.build.Job` that compiles `config` for `target` as `ch14.gemm` launches it at `mnk`.
 
-    Triton compiles a different kernel when a size is 1 or a multiple of 16, so pass the real `mnk`. `scaled` adds the
-    scales of float8 inputs, for which the epilogue on sm_100a needs more shared memory than the resource model knows.
+    Triton compiles a different plain kernel when a size is 1 or a multiple of 16, so pass the real `mnk`. `scaled` adds
+    the scales of float8 inputs, for which the epilogue on sm_100a needs more shared memory than the resource model
+    knows.
     """
     element, of_c = _TRITON_TYPES[dtype], _TRITON_TYPES["bf16" if dtype == "fp8" else dtype]
     constants = config.constants(sms, b_k_major)
@@ -382,23 +396,27 @@ def job(
         _, n, k = mnk
         sizes |= {"stride_a": k, "stride_b": k if b_k_major else n, "stride_c": n}
     else:
-        blocks = dict(zip(("a_desc", "b_desc", "b_extra_desc", "c_desc"), config.blocks(b_k_major)))
+        blocks = config.blocks(b_k_major)
         pointers = {
-            name: f"tensordesc<{of_c if name == 'c_desc' else element}{block}>"
+            name: f"tensordesc<{of_c if name.startswith('c') else element}{block}>"
             for name, block in blocks.items()
             if block
         }
+        constants |= {name: None for name, block in blocks.items() if not block}
         if config.kernel == "split":
             pointers |= {"parts_ptr": "*fp32", "arrivals_ptr": "*i32"}
-        elif not blocks["b_extra_desc"]:
-            constants |= {"b_extra_desc": None}
+            sizes |= {"splits": config.splits}
     if scaled:
         pointers |= dict.fromkeys(scales, "*fp32")
     else:
         constants |= dict.fromkeys(scales)
-    constants |= {name: 1 for name, size in sizes.items() if size == 1}
-    signature = pointers | {name: "i32" for name, size in sizes.items() if size > 1}
-    aligned = [name for name in signature if sizes.get(name, 16) % 16 == 0 and not name.endswith("desc")]
+    specialised = sizes if config.kernel == "plain" else {}
+    constants |= {name: 1 for name, size in specialised.items() if size == 1}
+    signature = pointers | {name: "i32" for name in sizes if name not in constants}
+    aligned = [
+        *(name for name in pointers if name.endswith("ptr")),
+        *(x for x in specialised if sizes[x] % 16 == 0),
+    ]
     return Job(
         f"ch14.gemm.kernels:gemm_{config.kernel}_kernel",
         signature,

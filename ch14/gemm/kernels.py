@@ -14,8 +14,11 @@ ring of buffers in shared memory, with `num_stages` buffers. `tl.dot` multiplies
 `gemm_plain_kernel` is the kernel of the field note: a program computes one tile and builds its descriptors itself.
 `gemm_persistent_kernel` takes descriptors from the host, and each program computes many tiles, so that the loads of the
 next tile run during the epilogue of this one. `gemm_split_kernel` is for a C of few tiles and a long K: several
-programs share the steps of a tile, and the last one that is done adds up their parts. Source: Triton's persistent
-matmul tutorial; CUTLASS's tile rasters.
+programs share the steps of a tile, and the last one that is done adds up their parts.
+
+With SWAP the last two kernels compute C^T = B^T A^T. The caller exchanges A with B^T and M with N, and the store
+transposes the tile. wgmma takes 64 rows, but as few as 16 columns in Triton, so a tile may be as narrow as A has rows.
+Source: Triton's persistent matmul tutorial; CUTLASS's tile rasters.
 """
 
 from __future__ import annotations
@@ -56,24 +59,32 @@ def split_columns(tile):
 
 
 @triton.jit
-def store_tile(c_desc, acc, m, n, EPILOGUE_SUBTILE: tl.constexpr):
+def store_part(c_desc, part, m, n, SWAP: tl.constexpr):
+    if SWAP:
+        c_desc.store([n, m], part.to(c_desc.dtype).T)
+    else:
+        c_desc.store([m, n], part.to(c_desc.dtype))
+
+
+@triton.jit
+def store_tile(c_desc, acc, m, n, EPILOGUE_SUBTILE: tl.constexpr, SWAP: tl.constexpr = False):
     # Only one part of the tile is staged in shared memory at a time: two parts need half of the staging buffer, which
     # leaves room for one more stage of the ring.
     if EPILOGUE_SUBTILE == 1:
-        c_desc.store([m, n], acc.to(c_desc.dtype))
+        store_part(c_desc, acc, m, n, SWAP)
     else:
         left, right = split_columns(acc)
         width: tl.constexpr = acc.shape[1] // 2
         if EPILOGUE_SUBTILE == 2:
-            c_desc.store([m, n], left.to(c_desc.dtype))
-            c_desc.store([m, n + width], right.to(c_desc.dtype))
+            store_part(c_desc, left, m, n, SWAP)
+            store_part(c_desc, right, m, n + width, SWAP)
         else:
             first, second = split_columns(left)
             third, fourth = split_columns(right)
-            c_desc.store([m, n], first.to(c_desc.dtype))
-            c_desc.store([m, n + width // 2], second.to(c_desc.dtype))
-            c_desc.store([m, n + width], third.to(c_desc.dtype))
-            c_desc.store([m, n + width + width // 2], fourth.to(c_desc.dtype))
+            store_part(c_desc, first, m, n, SWAP)
+            store_part(c_desc, second, m, n + width // 2, SWAP)
+            store_part(c_desc, third, m, n + width, SWAP)
+            store_part(c_desc, fourth, m, n + width + width // 2, SWAP)
 
 
 @triton.jit
@@ -124,11 +135,49 @@ def gemm_plain_kernel(
 
 
 @triton.jit
+def multiply_tile(
+    a_desc,
+    b_desc,
+    b_extra_desc,
+    b_last_desc,
+    m,
+    n,
+    first_step,
+    end_step,
+    A_K_MAJOR: tl.constexpr,
+    B_K_MAJOR: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EXTRA_N: tl.constexpr,
+    LAST_N: tl.constexpr,
+):
+    # The tile is BLOCK_M x (BLOCK_N + EXTRA_N + LAST_N). Triton's shapes are powers of two, so 192 columns are
+    # 128 + 64, and 208 are 128 + 64 + 16. Each part has an accumulator, and all parts read the same tile of A. A part
+    # that the tile lacks is returned as `acc`, and the caller ignores it.
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    extra = tl.zeros((BLOCK_M, EXTRA_N), tl.float32) if EXTRA_N > 0 else acc
+    last = tl.zeros((BLOCK_M, LAST_N), tl.float32) if LAST_N > 0 else acc
+    for step in range(first_step, end_step):
+        k = step * BLOCK_K
+        a = a_desc.load([m, k]) if A_K_MAJOR else a_desc.load([k, m]).T
+        acc = tl.dot(a, load_b(b_desc, k, n, B_K_MAJOR), acc)
+        if EXTRA_N > 0:
+            extra = tl.dot(a, load_b(b_extra_desc, k, n + BLOCK_N, B_K_MAJOR), extra)
+        if LAST_N > 0:
+            last = tl.dot(a, load_b(b_last_desc, k, n + BLOCK_N + EXTRA_N, B_K_MAJOR), last)
+    return acc, extra, last
+
+
+@triton.jit(do_not_specialize=["M", "N", "K"])  # one build for all shapes
 def gemm_persistent_kernel(
     a_desc,
     b_desc,
     b_extra_desc,
+    b_last_desc,
     c_desc,
+    c_extra_desc,
+    c_last_desc,
     scale_a_ptr,
     scale_b_ptr,
     M,
@@ -137,23 +186,24 @@ def gemm_persistent_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EXTRA_N: tl.constexpr,
+    LAST_N: tl.constexpr,
+    A_K_MAJOR: tl.constexpr,
     B_K_MAJOR: tl.constexpr,
+    SWAP: tl.constexpr,
     GROUP_M: tl.constexpr,
     EPILOGUE_SUBTILE: tl.constexpr,
-    EXTRA_N: tl.constexpr,
     PROGRAMS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    # The tile is BLOCK_M x (BLOCK_N + EXTRA_N). Triton's shapes are powers of two, so 192 columns are 128 + 64, and
-    # 96 are 64 + 32.
     if PDL:
         # Programmatic dependent launch: this kernel starts while the previous one drains, waits here before its first
         # load, and lets the next kernel start early too.
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    WIDTH: tl.constexpr = BLOCK_N + EXTRA_N + LAST_N
     tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N + EXTRA_N)
-    steps = tl.cdiv(K, BLOCK_K)
+    tiles_n = tl.cdiv(N, WIDTH)
     # `flatten` fuses both loops, so that the loads of the next tile run ahead of this tile's epilogue. Loads and
     # epilogue then need the tile_id at different times, and a second counter (tile_id_c) keeps the epilogue's copy out
     # of the pipelined one. With two accumulators ptxas would serialize every wgmma of the fused loop (its remark
@@ -161,50 +211,49 @@ def gemm_persistent_kernel(
     tile_id_c = tl.program_id(0) - PROGRAMS
     for tile_id in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=EXTRA_N == 0):
         tile_m, tile_n = tile_coordinates(tile_id, tiles_m, tiles_n, GROUP_M)
-        n = tile_n * (BLOCK_N + EXTRA_N)
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        if EXTRA_N > 0:
-            acc_extra = tl.zeros((BLOCK_M, EXTRA_N), tl.float32)
-        for step in range(steps):
-            a = a_desc.load([tile_m * BLOCK_M, step * BLOCK_K])
-            acc = tl.dot(a, load_b(b_desc, step * BLOCK_K, n, B_K_MAJOR), acc)
-            if EXTRA_N > 0:
-                acc_extra = tl.dot(a, load_b(b_extra_desc, step * BLOCK_K, n + BLOCK_N, B_K_MAJOR), acc_extra)
+        acc, extra, last = multiply_tile(
+            *(a_desc, b_desc, b_extra_desc, b_last_desc),
+            *(tile_m * BLOCK_M, tile_n * WIDTH, 0, tl.cdiv(K, BLOCK_K)),
+            *(A_K_MAJOR, B_K_MAJOR, BLOCK_M, BLOCK_N, BLOCK_K, EXTRA_N, LAST_N),
+        )
         tile_id_c += PROGRAMS
         tile_m, tile_n = tile_coordinates(tile_id_c, tiles_m, tiles_n, GROUP_M)
-        n = tile_n * (BLOCK_N + EXTRA_N)
-        store_tile(c_desc, apply_scales(acc, scale_a_ptr, scale_b_ptr), tile_m * BLOCK_M, n, EPILOGUE_SUBTILE)
+        m = tile_m * BLOCK_M
+        n = tile_n * WIDTH
+        store_tile(c_desc, apply_scales(acc, scale_a_ptr, scale_b_ptr), m, n, EPILOGUE_SUBTILE, SWAP)
         if EXTRA_N > 0:
-            # The extra columns are as wide as one part of the others, so c_desc serves both.
-            store_tile(
-                c_desc, apply_scales(acc_extra, scale_a_ptr, scale_b_ptr), tile_m * BLOCK_M, n + BLOCK_N, 1
-            )
+            extra = apply_scales(extra, scale_a_ptr, scale_b_ptr)
+            store_tile(c_extra_desc, extra, m, n + BLOCK_N, 1, SWAP)
+        if LAST_N > 0:
+            last = apply_scales(last, scale_a_ptr, scale_b_ptr)
+            store_tile(c_last_desc, last, m, n + BLOCK_N + EXTRA_N, 1, SWAP)
 
 
 @triton.jit
-def add_parts(acc, parts_ptr, arrivals_ptr, tile_id, split, SPLITS: tl.constexpr):
-    # Each program leaves its part of the sum in global memory and counts itself. The one that counts last adds up all
-    # parts, in their order, so that the result does not depend on who is last.
+def places(acc):
     rows: tl.constexpr = acc.shape[0]
     columns: tl.constexpr = acc.shape[1]
-    at = tl.arange(0, rows)[:, None] * columns + tl.arange(0, columns)[None, :]
-    parts_ptr += tile_id.to(tl.int64) * (SPLITS * rows * columns)
-    tl.store(parts_ptr + split * (rows * columns) + at, acc)
-    tl.debug_barrier()  # all threads have stored their part
-    is_last = tl.atomic_add(arrivals_ptr + tile_id, 1) == SPLITS - 1
-    if is_last:
-        acc = tl.zeros((rows, columns), tl.float32)
-        for other in range(SPLITS):
-            acc += tl.load(parts_ptr + other * (rows * columns) + at, cache_modifier=".cg")  # from L2
-        tl.store(arrivals_ptr + tile_id, 0)  # for the next launch
-    return acc, is_last
+    return tl.arange(0, rows)[:, None] * columns + tl.arange(0, columns)[None, :]
 
 
 @triton.jit
+def add_parts(acc, parts_ptr, stride, splits):
+    # The parts are added in their order, so that the result does not depend on which program is last.
+    total = tl.zeros_like(acc)
+    for split in range(splits):
+        total += tl.load(parts_ptr + split * stride + places(acc), cache_modifier=".cg")  # from L2
+    return total
+
+
+@triton.jit(do_not_specialize=["M", "N", "K", "splits"])
 def gemm_split_kernel(
     a_desc,
     b_desc,
+    b_extra_desc,
+    b_last_desc,
     c_desc,
+    c_extra_desc,
+    c_last_desc,
     parts_ptr,
     arrivals_ptr,
     scale_a_ptr,
@@ -212,27 +261,52 @@ def gemm_split_kernel(
     M,
     N,
     K,
+    splits,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EXTRA_N: tl.constexpr,
+    LAST_N: tl.constexpr,
+    A_K_MAJOR: tl.constexpr,
     B_K_MAJOR: tl.constexpr,
+    SWAP: tl.constexpr,
     GROUP_M: tl.constexpr,
     EPILOGUE_SUBTILE: tl.constexpr,
-    SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    tile_id, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
-    tile_m, tile_n = tile_coordinates(tile_id, tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    WIDTH: tl.constexpr = BLOCK_N + EXTRA_N + LAST_N
+    tile_id, split = tl.program_id(0) // splits, tl.program_id(0) % splits
+    tile_m, tile_n = tile_coordinates(tile_id, tl.cdiv(M, BLOCK_M), tl.cdiv(N, WIDTH), GROUP_M)
     m = tile_m * BLOCK_M
-    n = tile_n * BLOCK_N
+    n = tile_n * WIDTH
     steps = tl.cdiv(K, BLOCK_K)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for step in range(steps * split // SPLITS, steps * (split + 1) // SPLITS):
-        a = a_desc.load([m, step * BLOCK_K])
-        acc = tl.dot(a, load_b(b_desc, step * BLOCK_K, n, B_K_MAJOR), acc)
-    acc, is_last = add_parts(acc, parts_ptr, arrivals_ptr, tile_id, split, SPLITS)
-    if is_last:
-        store_tile(c_desc, apply_scales(acc, scale_a_ptr, scale_b_ptr), m, n, EPILOGUE_SUBTILE)
+    acc, extra, last = multiply_tile(
+        *(a_desc, b_desc, b_extra_desc, b_last_desc),
+        *(m, n, steps * split // splits, steps * (split + 1) // splits),
+        *(A_K_MAJOR, B_K_MAJOR, BLOCK_M, BLOCK_N, BLOCK_K, EXTRA_N, LAST_N),
+    )
+    # Each program leaves its part of the sum in global memory and counts itself. The one that counts last adds up all
+    # parts.
+    STRIDE: tl.constexpr = BLOCK_M * WIDTH
+    parts_ptr += tile_id.to(tl.int64) * (splits * STRIDE)
+    extra_ptr = parts_ptr + BLOCK_M * BLOCK_N
+    last_ptr = extra_ptr + BLOCK_M * EXTRA_N
+    tl.store(parts_ptr + split * STRIDE + places(acc), acc)
+    if EXTRA_N > 0:
+        tl.store(extra_ptr + split * STRIDE + places(extra), extra)
+    if LAST_N > 0:
+        tl.store(last_ptr + split * STRIDE + places(last), last)
+    tl.debug_barrier()  # all threads have stored their part
+    if tl.atomic_add(arrivals_ptr + tile_id, 1) == splits - 1:
+        tl.store(arrivals_ptr + tile_id, 0)  # for the next launch
+        acc = apply_scales(add_parts(acc, parts_ptr, STRIDE, splits), scale_a_ptr, scale_b_ptr)
+        store_tile(c_desc, acc, m, n, EPILOGUE_SUBTILE, SWAP)
+        if EXTRA_N > 0:
+            extra = apply_scales(add_parts(extra, extra_ptr, STRIDE, splits), scale_a_ptr, scale_b_ptr)
+            store_tile(c_extra_desc, extra, m, n + BLOCK_N, 1, SWAP)
+        if LAST_N > 0:
+            last = apply_scales(add_parts(last, last_ptr, STRIDE, splits), scale_a_ptr, scale_b_ptr)
+            store_tile(c_last_desc, last, m, n + BLOCK_N + EXTRA_N, 1, SWAP)

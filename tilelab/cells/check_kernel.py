@@ -66,8 +66,10 @@ def check(call: Callable[[], Any], seeds: Sequence[int]) -> list[dict]:
     for seed in seeds:
         torch.manual_seed(seed)
         try:
-            with emulator.with_seed(seed):
+            with emulator.with_seed(seed), emulator.collect_hints() as find_hint:
                 said = find_difference(call())
+            if said and (hint := find_hint()):
+                said = f"{hint}; {said}"
         except emulator.EmulationError as error:
             said = str(error)
         if said:

@@ -29,13 +29,19 @@ static Cell* all_cells;
 static size_t cells_used;
 static std::vector<Slot> split_slots;
 static std::vector<Region> regions;  // static and dynamic shared memory of the loaded block, and tensors
-static Region recent;
+static Region recent[16];
+static Region& recent_at(u64 address) { return recent[u32(address >> 12) * 0x9e3779b1 >> 28]; }
+static struct {  // the thread that runs
+    u64 stack = 0, identity = 0;  // its moments without the clock
+    u64 before = 0;  // a moment of another thread that lies before its accesses
+} running;
 static u32 last_serial, launch_number;
 static u64 first_moment;  // of this launch; older ones do not count
 static std::vector<dim3> serial_blocks;  // by serial number, from this launch's first one on
 static u64 effects;  // counts what a waiting thread could see
 static std::vector<u64> read_bytes;  // by tensor: what the threads of this launch have read, without copies
-static std::unordered_map<u64, Knowledge> signals;  // what is known to whoever reads an atomic or volatile variable
+// What is known to whoever reads an atomic or volatile variable; see key_in_block.
+static std::unordered_map<u64, Knowledge> signals;
 
 // A write that races may still be harmless, if it writes the value that is there. The next access tells.
 static struct {
@@ -44,6 +50,7 @@ static struct {
     u32 bytes = 0;
     u8 before[16];
     Where where;
+    bool is_in_step;  // the other write is of a lane of the same warp, by the same instruction
 } unsettled;
 
 // ---- knowledge
@@ -107,6 +114,7 @@ static void join_block(Block& block) {
         last = thread.row.get();
         publish_own(thread, all->known);
         ++thread.now;
+        thread.released_in_block = nullptr;
         if (!thread.released) continue;
         if (!released) released = block.released ? std::make_shared<Clock>(*block.released) : std::make_shared<Clock>();
         join(*released, block.serial, *thread.released, block.serial);
@@ -148,15 +156,17 @@ static bool is_before(u64 at, const Thread& thread) {
     return false;
 }
 
-void fence_memory() {
+void fence_memory(bool in_block) {
     Thread& thread = me();
     Block& block = my_block();
+    if (thread.read) thread.row = merge(thread.row, std::exchange(thread.read, nullptr), block.serial);
     auto all = std::make_shared<Clock>();
     if (block.base) *all = *block.base;
     if (thread.row) join(*all, block.serial, *thread.row, block.serial);
     publish_own(thread, all->known);
     ++thread.now;
-    thread.released = all;
+    thread.released_in_block = in_block ? all : nullptr;
+    if (!in_block) thread.released = all;
 }
 
 // ---- where an access goes
@@ -214,14 +224,14 @@ static const Region* find_region(u64 address, u64 bytes) {
         verb, address);
 }
 
+static void forget_recent() { std::fill(std::begin(recent), std::end(recent), Region()); }
+
 // Return the region that holds these bytes, or null for the thread's own variables and the program's constants.
 static const Region* locate(u64 address, u64 bytes, const char* verb) {
-    if (address >= recent.begin && address + bytes <= recent.end) return &recent;
-    if (address - reinterpret_cast<u64>(coroutines[current].stack) < STACK_BYTES) return nullptr;
-    if (const Region* found = find_region(address, bytes)) {
-        recent = *found;
-        return &recent;
-    }
+    Region& known = recent_at(address);
+    if (address >= known.begin && address + bytes <= known.end) return &known;
+    if (address - running.stack < STACK_BYTES) return nullptr;
+    if (const Region* found = find_region(address, bytes)) return known = *found, &known;
     if (address - reinterpret_cast<u64>(code_begin) < u64(image_end - code_begin)) {
         if (!static_bytes || address + bytes <= reinterpret_cast<u64>(static_begin) ||
             address >= reinterpret_cast<u64>(static_begin) + static_bytes)
@@ -273,9 +283,12 @@ static std::string describe_race(u64 address, u64 other, bool writes, bool other
 }
 
 // Return the moment of an access to the same bytes that nothing orders with this one, or 0. Record this one.
-static u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread, u64 since) {
+static inline u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread, u64 since) {
     const auto clashes = [&](u64 at) {
-        return at >= since && (at ^ mine) >> 30 && !(at & mine & 1) && !is_before(at, thread);
+        if (at < since || (at ^ mine) >> 30 == 0 || at == running.before || at & mine & 1) return false;
+        if (!is_before(at, thread)) return true;
+        running.before = at;
+        return false;
     };
     if (!writes && (slot.read[0] == mine || slot.read[1] == mine)) return 0;
     if (clashes(slot.write)) return slot.write;
@@ -315,15 +328,24 @@ static void for_each_slot(const Region& region, u64 address, u64 bytes, Use use)
 static void settle() {
     const u32 bytes = std::exchange(unsettled.bytes, 0);
     if (!memcmp(reinterpret_cast<void*>(unsettled.address), unsettled.before, bytes)) return;
+    if (unsettled.is_in_step) {
+        if (hint.empty())
+            note_hint(unsettled.where, "writes " + describe_place(unsettled.address) + ", as " +
+                                           describe_thread(unsettled.other) +
+                                           " does in the same instruction with another value: one of them wins");
+        return;
+    }
     fail_at(unsettled.where, "%s",
             describe_race(unsettled.address, unsettled.other, true, unsettled.other_writes).c_str());
 }
 
+// The programming guide says that one of the lanes that write the same place in one instruction wins, and not which.
+//
 // The lanes of a warp run one after the other here, and in step on a GPU while they do not diverge: all of them read x
 // before one of them writes it. So a lane reads what was there before another lane of its warp has written, if it then
 // writes the same value to the same place: `x = f(x)` in a whole warp is no fault.
 static struct {
-    u64 address, at;
+    u64 address, at, code;
     u32 bytes;
     u8 before[16];
 } last_writes[256];
@@ -337,11 +359,17 @@ struct Overtaken {  // what a lane has read in step and must write
 };
 static std::vector<Overtaken> overtaken;
 
-static void remember_write(u64 address, u64 bytes, u64 at) {
+static u64 code_of(const void* frame) { return static_cast<const u64*>(frame)[1]; }
+
+static inline void remember_write(u64 address, u64 bytes, u64 at, const void* frame) {
     if (bytes > 16) return;
     auto& write = last_writes[writes_count++ % 256];
-    write = {address, at, u32(bytes)};
+    write = {address, at, code_of(frame), u32(bytes)};
     memcpy(write.before, reinterpret_cast<void*>(address), bytes);
+}
+
+static bool is_of_warp(u64 at) {
+    return u32(at >> 42) == my_block().serial && (u32(at >> 30) & 4095) / 32 == my_number() / 32;
 }
 
 // Undo the write of another lane for this lane's read. Return false if it was none, or is not known any more.
@@ -352,7 +380,7 @@ static bool read_in_step(u64 address, u64 bytes, u64 other, const void* frame) {
         overtaken.push_back({address, other, u32(bytes), {}, find_caller(frame)});
         return true;
     }
-    if (u32(other >> 42) != my_block().serial || (u32(other >> 30) & 4095) / 32 != my_number() / 32) return false;
+    if (!is_of_warp(other)) return false;
     const u8* before = nullptr;
     Overtaken read = {address, other, u32(bytes), {}, find_caller(frame)};
     for (u32 i = writes_count < 256 ? 0 : writes_count - 256; i != writes_count; ++i) {
@@ -381,6 +409,14 @@ static void require_in_step() {
     fail_at(read.where, "%s", describe_race(read.address, read.other, false, true).c_str());
 }
 
+// Return whether another lane of the warp has written the same bytes by the same instruction.
+static bool is_written_in_step(u64 address, u64 bytes, u64 other, const void* frame) {
+    return is_of_warp(other) && std::any_of(last_writes, last_writes + 256, [=](auto& write) {
+               return write.address == address && write.bytes == bytes && write.at == other &&
+                      write.code == code_of(frame);
+           });
+}
+
 static void require_unread(u64 address, u64 bytes, const char* verb);
 static void require_landed(u64 address, u64 bytes, const char* verb);
 
@@ -398,6 +434,8 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
     const u64 mine = moment(thread, relaxed);
     for_each_slot(*region, address, bytes, [&](Slot& slot, u64 at, u32) {
         const u64 write = slot.write, other = touch(slot, mine, writes, thread, region->since);
+        if (write < region->since && !writes && region->tensor < 0 && hint.empty())
+            note_hint(find_caller(frame), "reads " + describe_place(at) + ", which nobody has written");
         if (!other) return false;
         if (!writes) {
             if (read_in_step(address, bytes, other, frame)) return true;
@@ -405,15 +443,43 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
         }
         unsettled.address = address, unsettled.other = other, unsettled.other_writes = other == write;
         unsettled.bytes = u32(std::min<u64>(bytes, 16)), unsettled.where = find_caller(frame);
+        unsettled.is_in_step = unsettled.other_writes && is_written_in_step(address, bytes, other, frame);
         memcpy(unsettled.before, reinterpret_cast<void*>(address), unsettled.bytes);
         for (size_t i = 0; i < overtaken.size(); ++i) {
             if (overtaken[i].address != address || overtaken[i].bytes != bytes) continue;
             memcpy(unsettled.before, overtaken[i].after, bytes);
+            unsettled.is_in_step = false;  // the value depends on what the other lane has overwritten
             overtaken.erase(overtaken.begin() + i);
         }
         return true;
     });
-    if (writes && !relaxed) remember_write(address, bytes, mine);
+    if (writes && !relaxed) remember_write(address, bytes, mine, frame);
+}
+
+// The frequent case of `access`, without calls: the region is no new one, and nothing races. Return false for any other.
+template <u32 BYTES, bool WRITES>
+static inline bool access_in_order(u64 address, const void* frame) {
+    if (address - running.stack < STACK_BYTES) return true;
+    const Region& region = recent_at(address);
+    if (address < region.begin || address + BYTES > region.end || !region.cells || unsettled.bytes) return false;
+    const Thread& thread = me();
+    if (region.tensor < 0 && (!thread.copies.empty() || (WRITES && my_block().open_reads))) return false;
+    const u64 noted = !WRITES && region.tensor < 0 && hint.empty() ? region.since : 0;  // a read of what nobody wrote
+    const u64 mine = running.identity | u64(thread.now & 0x1fffffff) << 1;
+    Cell* cell = cells_at(region, address);
+    if (BYTES < 4) {
+        if (cell->launch != launch_number) return false;
+        Slot* slot = &split_slots[cell->split + address % 4];
+        for (u32 i = 0; i < BYTES; ++i)
+            if (slot[i].write < noted || touch(slot[i], mine, WRITES, thread, region.since)) return false;
+    }
+    for (u32 i = 0; i < BYTES / 4; ++i) {
+        if (cell[i].launch == launch_number || cell[i].write < noted) return false;
+        if (touch(cell[i], mine, WRITES, thread, region.since)) return false;
+    }
+    if (WRITES) ++effects, remember_write(address, BYTES, mine, frame);
+    else if (region.tensor >= 0) read_bytes[region.tensor] += BYTES;
+    return true;
 }
 
 // ---- accesses that the engine makes or begins for the current thread: addresses are offsets in shared memory
@@ -444,9 +510,6 @@ static void record_shared(u32 offset, u32 bytes, bool writes, const char* what) 
         return false;
     });
 }
-
-// Call use(offset in shared memory) for each 16 bytes of an operation's tile.
-static void for_each_tile_unit(const Operation& operation, const std::function<void(u32)>& use);
 
 static const char* const UNORDERED = "no barrier lies between";
 
@@ -489,6 +552,9 @@ static void begin_read(u32 offset, u32 bytes, const char* what) {
     static u64 accepted;  // the last write that was found to be right, and for which thread
     static u32 reader;
     for_each_slot(shared_region(me().block), offset, bytes, [&](Slot& slot, u64 where, u32) {
+        if (!slot.write && hint.empty())
+            note_hint(find_caller(__builtin_frame_address(0)),
+                      text("gives %s the shared address %llu, which nobody has written", what, where));
         if ((slot.write == accepted && current == reader) || slot.write >> 42 != block.serial) return false;
         const u32 component = u32(slot.write >> 30) & 4095;
         if (component == MBARRIER) fail("%s reads the mbarrier at shared address %llu", what, where);
@@ -619,11 +685,14 @@ static void excuse_reads(u64 address, u32 bytes) {
     });
 }
 
-static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const void* frame) {
+// Where `signals` holds what only threads of the same block may know from a variable.
+static u64 key_in_block(u64 address) { return address ^ u64(my_block().serial) << 48; }
+
+static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const void* frame, bool acquires = true) {
     if (!is_running) return;
     count_polled();
     if (reads && writes) excuse_reads(address, bytes);
-    if (address - reinterpret_cast<u64>(coroutines[current].stack) < STACK_BYTES) return;
+    if (address - running.stack < STACK_BYTES) return;
     if (reads) pause();
     const u64 effects_before = effects;
     access(address, bytes, writes, true, frame);
@@ -634,29 +703,34 @@ static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const 
         polled.address = address, polled.bytes = std::min(bytes, 16u);
         memcpy(polled.before, reinterpret_cast<void*>(address), polled.bytes);
     }
-    if (writes && (thread.released || block.released)) {
-        Knowledge& signal = signals[address];
+    const std::pair<u64, const Knowledge*> sources[] = {
+        {address, &thread.released}, {address, &block.released}, {key_in_block(address), &thread.released_in_block}};
+    for (auto [key, released] : sources) {
+        if (!writes || !*released) continue;
+        Knowledge& signal = signals[key];
         auto all = signal ? std::make_shared<Clock>(*signal) : std::make_shared<Clock>();
-        for (auto* released : {&thread.released, &block.released})
-            if (*released) join(*all, 0, **released, block.serial);
+        join(*all, 0, **released, block.serial);
         signal = all;
     }
-    if (!reads) return;
-    const auto found = signals.find(address);
-    if (found == signals.end() || found->second == thread.acquired) return;
-    auto row = thread.row ? std::make_shared<Clock>(*thread.row) : std::make_shared<Clock>();
-    join(*row, block.serial, *found->second, 0);
-    thread.row = row, thread.acquired = found->second;
+    for (const u64 key : {address, key_in_block(address)}) {
+        const auto found = signals.find(key);
+        if (!reads || found == signals.end() || found->second == thread.acquired) continue;
+        Knowledge& known = acquires ? thread.row : thread.read;
+        auto all = known ? std::make_shared<Clock>(*known) : std::make_shared<Clock>();
+        join(*all, block.serial, *found->second, 0);
+        known = all;
+        if (acquires) thread.acquired = found->second;
+    }
 }
 
-void begin_atomic(const void* address, u32 bytes, bool orders) {
-    if (orders) fence_memory();
+void begin_atomic(const void* address, u32 bytes, bool orders, bool in_block) {
+    if (orders) fence_memory(in_block);
     touch_signal(reinterpret_cast<u64>(address), bytes, true, true, __builtin_frame_address(0));
 }
 
-void begin_signal(const void* address, u32 bytes, bool writes, bool orders) {
-    if (orders && writes) fence_memory();
-    touch_signal(reinterpret_cast<u64>(address), bytes, !writes, writes, __builtin_frame_address(0));
+void begin_signal(const void* address, u32 bytes, bool writes, bool orders, bool in_block) {
+    if (orders && writes) fence_memory(in_block);
+    touch_signal(reinterpret_cast<u64>(address), bytes, !writes, writes, __builtin_frame_address(0), orders);
 }
 
 // ---- a launch
@@ -701,5 +775,5 @@ static void prepare_regions(const u64* ranges, const char** names, u32 count, u3
         }
         region->cells = cells ? cells + (region->begin / 4 - begin / 4) : nullptr;
     }
-    recent = {};
+    forget_recent();
 }

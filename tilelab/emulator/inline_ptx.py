@@ -620,8 +620,10 @@ def access(translator: Translator, statement: Statement) -> str | None:
     array = next(translator.fresh)
     is_signal = statement.has("volatile", "relaxed", "acquire", "release", "mmio")
     name = f"{'load' if is_load else 'store'}{'_signal' if is_signal else ''}"
-    releases = f", {str(statement.has('release')).lower()}" if is_signal and not is_load else ""
-    call = f"{name}<{count}, {bytes}>({shared}, {translator.address(address)}, {array}, {what(statement)}{releases});"
+    orders = [not statement.has("relaxed")] if is_load else [statement.has("release"), statement.has("cta")]
+    given = [str(shared).lower(), translator.address(address), array, what(statement)]
+    given += [str(each).lower() for each in orders] if is_signal else []
+    call = f"{name}<{count}, {bytes}>({', '.join(given)});"
     if not is_load:
         given = ", ".join(translator.read(each, f"f{8 * bytes}") for each in registers)
         return f"{{ const u64 {array}[] = {{{given}}}; ptx::{call} }}"
@@ -666,8 +668,8 @@ def update(translator: Translator, statement: Statement) -> str | None:
         f"ptx::apply<{pairs}, Own>([]({', '.join(f'Own {name}' for name in names)}) -> Own "
         f"{{ return Own({UPDATES[operation]}); }}, {given})"
     )
-    orders = str(statement.has("release", "acq_rel")).lower()
-    at = f"{shared}, {translator.address(address)}, {bytes}, {what(statement)}, {orders}"
+    orders, in_block = (str(statement.has(*words)).lower() for words in (("release", "acq_rel"), ("cta",)))
+    at = f"{shared}, {translator.address(address)}, {bytes}, {what(statement)}, {orders}, {in_block}"
     call = f"ptx::update({at}, [&](u64 old) {{ return {body}; }})"
     return f"{{ typedef {own} Own; {translator.write(target, call)} }}"
 
@@ -699,7 +701,7 @@ def fence(translator: Translator, statement: Statement) -> str | None:
             return None
         return "" if statement.has("global", "async::generic") else "emulator::fence_views();"
     return (
-        "emulator::fence_memory();"
+        f"emulator::fence_memory({str(statement.has('cta')).lower()});"
         if statement.has("sc", "acq_rel", "acquire", "release", "cta", "gl", "sys")
         else None
     )

@@ -202,21 +202,22 @@ void store(bool shared, u64 address, const u64 (&values)[COUNT], const char* wha
 }
 // Loads and stores that are volatile, relaxed, acquire or release do not race with each other.
 template <u32 COUNT, u32 BYTES>
-UNCHECKED void load_signal(bool shared, u64 address, u64 (&values)[COUNT], const char* what) {
+UNCHECKED void load_signal(bool shared, u64 address, u64 (&values)[COUNT], const char* what, bool acquires) {
     const u8* from = static_cast<u8*>(pointer_to(shared, address, COUNT * BYTES, what));
-    emulator::begin_signal(from, COUNT * BYTES, false, false);
+    emulator::begin_signal(from, COUNT * BYTES, false, acquires);
     for (u32 i = 0; i < COUNT; ++i) values[i] = 0, memcpy(&values[i], from + i * BYTES, BYTES);
 }
 template <u32 COUNT, u32 BYTES>
-UNCHECKED void store_signal(bool shared, u64 address, const u64 (&values)[COUNT], const char* what, bool releases) {
+UNCHECKED void store_signal(bool shared, u64 address, const u64 (&values)[COUNT], const char* what, bool releases,
+                            bool in_block) {
     u8* to = static_cast<u8*>(pointer_to(shared, address, COUNT * BYTES, what));
-    emulator::begin_signal(to, COUNT * BYTES, true, releases);
+    emulator::begin_signal(to, COUNT * BYTES, true, releases, in_block);
     for (u32 i = 0; i < COUNT; ++i) memcpy(to + i * BYTES, &values[i], BYTES);
 }
 template <typename F>
-UNCHECKED u64 update(bool shared, u64 address, u32 bytes, const char* what, bool orders, F f) {
+UNCHECKED u64 update(bool shared, u64 address, u32 bytes, const char* what, bool orders, bool in_block, F f) {
     void* at = pointer_to(shared, address, bytes, what);
-    emulator::begin_atomic(at, bytes, orders);
+    emulator::begin_atomic(at, bytes, orders, in_block);
     u64 old = 0;
     memcpy(&old, at, bytes);
     const u64 changed = f(old);
@@ -370,8 +371,8 @@ inline void require_registers(u64 count) {
 }
 
 template <u32 COUNT, typename... Registers>
-void multiply_group(const emulator::ProductKind& kind, const u32* a_registers, u64 a, u64 b, bool accumulate,
-                    Registers&... d) {
+UNCHECKED void multiply_group(const emulator::ProductKind& kind, const u32* a_registers, u64 a, u64 b, bool accumulate,
+                              Registers&... d) {
     u32* registers[] = {reinterpret_cast<u32*>(&d)...};
     if (COUNT != sizeof...(d))
         fail("wgmma with %u columns has %u registers of d; it gets %zu", kind.width, COUNT, sizeof...(d));

@@ -1,5 +1,6 @@
 // The words of CUDA C++ for g++: attributes, built-in variables, synchronisation, and what it takes to call a kernel.
-#pragma once
+#ifndef TILELAB_EMULATOR_LANGUAGE_H
+#define TILELAB_EMULATOR_LANGUAGE_H
 #include "emulator.h"
 
 #include <float.h>
@@ -146,7 +147,8 @@ typedef CUtensorMap_st CUtensorMap;
 #define assert(...)          \
     ((__VA_ARGS__) ? (void)0 \
                    : emulator::fail("the assertion '%s' of line %d does not hold", #__VA_ARGS__, int(__LINE__)))
-inline void __assert_fail(const char* condition, const char*, unsigned line, const char*) {
+extern "C"
+    [[noreturn]] inline void __assert_fail(const char* condition, const char*, unsigned line, const char*) noexcept {
     emulator::fail("the assertion '%s' of line %u does not hold", condition, line);
 }
 
@@ -219,13 +221,15 @@ REDUCE_LANES(__reduce_xor_sync, u32, a ^ b)
 #undef REDUCE_LANES
 
 inline void __threadfence() { emulator::fence_memory(); }
-inline void __threadfence_block() { emulator::fence_memory(); }
+inline void __threadfence_block() { emulator::fence_memory(true); }
 inline void __threadfence_system() { emulator::fence_memory(); }
 inline void __nanosleep(u32) { emulator::pause(); }
 inline void __prof_trigger(int) {}
 inline long long clock64() { return (long long)emulator::cycles(); }
 inline unsigned long long __nv_clock64() { return emulator::cycles(); }
-#define clock() ((long)emulator::cycles())
+namespace cell {  // before the C library's
+inline long clock() { return (long)emulator::cycles(); }
+}  // namespace cell
 inline unsigned long long globaltimer() { return emulator::cycles(); }
 
 // Kernels run one after the other here.
@@ -259,3 +263,5 @@ inline void __cluster_barrier_wait() { emulator::wait_for_cluster(); }
         ::atomicXor, ::min, ::max, ::__ldg, ::__ldcs, ::__stcs, ::__shfl_sync, ::__shfl_down_sync, ::__shfl_up_sync,   \
         ::__shfl_xor_sync, ::exp, ::log, ::sqrt, ::abs, ::fabs, ::pow, ::floor, ::ceil, ::fmin, ::fmax, ::tanh, ::sin, \
         ::cos;
+
+#endif  // TILELAB_EMULATOR_LANGUAGE_H

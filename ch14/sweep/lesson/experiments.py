@@ -29,7 +29,6 @@ from ch14.gemm.lesson.sweep import GemmSpace
 from tilelab.measure import check, layer_shapes
 from tilelab.records import results
 from tilelab.runtime import device, provenance, worker_pool
-from tilelab.runtime.operands import row_stride
 from tilelab.sweeps import faults, faults_kernels, gpu_worker, quick, sweep, tune
 from tilelab.sweeps.journal import Journal
 
@@ -72,9 +71,10 @@ def run_autotune() -> dict:
     """
     sms = device.current().sms
     a, b, out, *_ = make_inputs(SIDE, SIDE, SIDE)
+    matrices = {"a": a, "b": b.T, "c": out}
 
     def set_block_shapes(config, arguments):
-        for name, block in zip(("a_desc", "b_desc", "b_extra_desc", "c_desc"), config.blocks(True)):
+        for name, block in config.blocks(True).items():
             if block:
                 arguments[name].block_shape = block
 
@@ -88,11 +88,11 @@ def run_autotune() -> dict:
         for config in grid()
     ]
     kernel = triton.autotune(choices, key=["M", "N", "K"])(gemm_persistent_kernel)
-    descriptors = [
-        TensorDescriptor(matrix, list(matrix.shape), [row_stride(matrix), 1], block)
-        for matrix, block in ((a, [64, 64]), (b.T, [64, 64]), (b.T, [64, 64]), (out, [64, 32]))
-    ]
-    kernel[(sms,)](*descriptors, None, None, SIDE, SIDE, SIDE)
+    descriptors = {
+        name: block and TensorDescriptor(matrices[name[0]], [SIDE, SIDE], [SIDE, 1], block)
+        for name, block in grid()[0].blocks(True).items()
+    }
+    kernel[(sms,)](**descriptors, scale_a_ptr=None, scale_b_ptr=None, M=SIDE, N=SIDE, K=SIDE)
     torch.cuda.synchronize()
     best = next(config for config, choice in zip(grid(), choices) if choice is kernel.best_config)
     return {"kernel": best.name, "tuning_s": kernel.bench_time}

@@ -80,6 +80,12 @@ def test_parse():
         assert parse(config.name) == config
     split = GemmConfig(16, 64, 256, 4, 6, "split", pdl=True, splits=2, group_m=16)
     assert parse("16,64,256,4,6 split 2 ways early group 16") == parse(split.name) == split
+    swapped = GemmConfig(64, 208, 64, 4, 5, "persistent", 2, pdl=True, swap=True)
+    assert (
+        parse("64×208×64, 4 warps, 5 stages, swapped, persistent, C in 2 parts, early")
+        == parse(swapped.name)
+        == swapped
+    )
     both = GemmConfig(128, 128, 64, 4, 3, "persistent", 4, 16, 2, True)
     assert parse("128,128,64,4,3 persistent /4 x2 early group 16") == both
     for text in ("", "fast", "128,256", "1,2,3,4,x", "128,256,64,8,4,2", "9" * 4301 + ",1,1,1,1"):
@@ -100,20 +106,12 @@ def test_parse():
         ((128, 128, 64, 4, 3), {"kernel": "fast"}, "kernel must be one of plain, persistent"),
         ((128, 128, 64, 4, 3), {"epilogue_subtile": 3}, "epilogue_subtile must be one of 1, 2, 4"),
         (
-            (128, 192, 64, 4, 3),
+            (128, 240, 64, 8, 3),
             {"kernel": "persistent"},
-            "epilogue_subtile must be 2 for a tile of 192 columns; it is 1",
+            "block_n must be a sum of at most three powers .* 240",
         ),
-        (
-            (128, 320, 64, 8, 3),
-            {"kernel": "persistent", "epilogue_subtile": 2},
-            "epilogue_subtile must be 4 for a tile of",
-        ),
-        (
-            (128, 144, 64, 8, 3),
-            {"kernel": "persistent"},
-            "block_n must be one of 16, .*, 320, 192, 160, 96, 80; it is 144",
-        ),
+        ((64, 8, 64, 4, 3), {"kernel": "split", "splits": 2}, "block_n must be a sum of .*; it is 8"),
+        ((64, 16, 64, 4, 3), {"swap": True}, "swap must be False for the kernel plain"),
     ],
 )
 def test_bad_configuration_is_one_sentence(numbers, options, message):

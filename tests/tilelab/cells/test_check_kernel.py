@@ -83,6 +83,12 @@ def test_a_wrong_result_is_described(tmp_path, capsys):
     )
 
 
+def test_a_wrong_result_comes_with_what_is_suspicious(tmp_path, capsys):
+    assert run(tmp_path, RIGHT, ("tile[TILE]", "tile[TILE + 1]"), ("tile[j]", "tile[j + 1]")) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"line 27: .*reads shared address \d+, which nobody has written; [\d,]+ of 1,536", said)
+
+
 @pytest.mark.parametrize(
     "launch, options, said",
     [

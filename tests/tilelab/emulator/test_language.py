@@ -50,6 +50,17 @@ def test_builtins_have_the_values_of_a_gpu():
     assert dict(zip(body, found.tolist())) == body
 
 
+def test_a_header_of_the_toolkit_and_the_clock():
+    source = """#include <cuda/std/array>
+extern "C" __global__ void k(float* y) {
+    cuda::std::array<float, 2> pair{1, 2};
+    y[0] = pair[1];
+    y[1] = clock() > 0 && clock64() > 0;
+    reinterpret_cast<long long*>(y)[1] = clock64();
+}"""
+    assert run(source)[:2].tolist() == [2, 1]
+
+
 def test_atomics():
     source = """extern "C" __global__ void k(float* y, int* n, unsigned long long* w) {
     atomicAdd_block(y, 0.5f);
