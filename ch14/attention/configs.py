@@ -142,8 +142,8 @@ def best_config(d: int, target: str | None, case: tuple = (), sms: int = 132) ->
         return _choose_portable(target, case, sms)
     if not case or not all(case[:5]):
         return configs(d)["persistent" if d > 64 else "four groups"]
-    # Without a mask up to 64 queries are always split; more only where the model expects a clear gain.
-    handicap = 1.0 if case[3] <= 64 else 1.2
+    # Without a mask up to 64 queries are always split, and more where the model expects a clear gain.
+    handicap = 1.0 if case[3] <= 64 else 1.05
     times = {config: handicap * estimate_us(config, case, sms) for config in _list_splits(d, case, sms)}
     if case[3] > 64 or case[6]:
         times |= {config: estimate_us(config, case, sms) for config, *_ in WHOLE_US[d]}
@@ -206,7 +206,7 @@ class SplitCosts:
 
 SPLIT_US = {
     (128, AttentionConfig(16, 128, 4, 3, "split")): SplitCosts(3.15, 2.0, 1.0, 1.08, 0.8, 1.6e6, 1),
-    (128, AttentionConfig(16, 128, 4, 2, "split")): SplitCosts(5.0, 1.0, 0.71, 1.71, 0.44, 3.6e6, 3),
+    (128, AttentionConfig(16, 128, 4, 2, "split")): SplitCosts(5.0, 1.0, 0.71, 2.0, 0.44, 3.6e6, 3),
     (128, AttentionConfig(64, 64, 4, 3, "split")): SplitCosts(1.8, 3.4, 0.55, 0.74, 1.5, 3.0e6, 2),
     (128, AttentionConfig(128, 128, 8, 2, "split_hopper")): SplitCosts(3.0, 3.0, 1.52, 1.52, 1.2, 2.5e6, 1),
     (64, AttentionConfig(16, 128, 4, 2, "split")): SplitCosts(3.0, 1.5, 0.43, 1.2, 1.0, 3.0e6, 3),
@@ -248,11 +248,14 @@ def estimate_us(config: AttentionConfig, case: tuple, sms: int) -> float:
         if not causal:
             work = math.ceil(tiles * row_blocks / places) * (start + blocks * block)
         else:
-            reach = [math.ceil((i + 1) * config.block_m / config.block_n) for i in range(row_blocks)]
-            reach = [
-                min(blocks, each) + (config.kernel == "plain") for each in reach
-            ]  # it masks a block more
-            total, longest = start * row_blocks + block * sum(reach), start + block * reach[-1]
+            # Row block i meets ceil((i + 1) m / n) blocks of keys, until it meets all. The mean rounding is added.
+            m, n, extra = config.block_m, config.block_n, config.kernel == "plain"  # it masks a block more
+            growing = min(row_blocks, math.ceil(blocks * n / m))
+            met = (
+                growing * ((growing + 1) * m + n - math.gcd(m, n)) / (2 * n) + (row_blocks - growing) * blocks
+            )
+            total = start * row_blocks + block * (met + extra * row_blocks)
+            longest = start + block * (min(blocks, math.ceil(row_blocks * m / n)) + extra)
             pairs = math.ceil(row_blocks / 2)
             if config.persistent and use_pairs(row_blocks, tiles, sms):
                 work = math.ceil(tiles * pairs / sms) * total / pairs
