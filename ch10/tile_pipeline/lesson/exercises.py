@@ -232,17 +232,16 @@ def check_wide(kernel) -> None:
     assert kernel.counts().get("UTMALDG", 0) >= 1, "the kernel has no load by tensor map"
 
 
-def _check_transpose_once(prepare: Callable, columns: int) -> None:
-    """Raise AssertionError unless a transpose is right, and each of two blocks of 64 rows stores its tile once."""
-    raise_fault(check_transpose(prepare))
+def _require_each_box_once(prepare: Callable) -> None:
+    """Raise AssertionError unless the boxes of a transpose load and store each element once."""
     if not emulator.is_available():
         return
+    x, out = make_matrices((128, 64), "cpu", transposed=True)
     with emulator.trace() as trace:
-        prepare(*make_matrices((64, columns), "cpu", transposed=True))()
-    stores = sum(event.kind == emulator.Event.STORE for event in trace.events)
-    assert stores <= 2, (
-        f"out is right, but two blocks have issued {stores} stores: one thread stores the tile"
-    )
+        prepare(x, out)()
+    for kind, what in ((emulator.Event.LOAD, "load"), (emulator.Event.STORE, "store")):
+        moved = sum(event.bytes for event in trace.events if event.kind == kind)
+        assert moved == x.nbytes, f"its boxes {what} {moved:,} bytes of a matrix of {x.nbytes:,}"
 
 
 def check_narrow(kernel) -> None:
@@ -253,7 +252,9 @@ def check_narrow(kernel) -> None:
     def make_maps(x, out):
         return make_tensor_map(x, (64, 16), swizzle="64B"), make_tensor_map(out, (16, 64))
 
-    _check_transpose_once(by_tile(kernel, (64, 16), 256, make_maps), 32)
+    prepare = by_tile(kernel, (64, 16), 256, make_maps)
+    raise_fault(check_transpose(prepare))
+    _require_each_box_once(prepare)
 
 
 def check_turned(kernel) -> None:
@@ -263,11 +264,13 @@ def check_turned(kernel) -> None:
     def make_maps(x, out):
         return make_tensor_map(x, (64, 32), swizzle="128B"), make_tensor_map(out, (32, 64))
 
-    _check_transpose_once(by_tile(kernel, (64, 32), 256, make_maps), 64)
+    prepare = by_tile(kernel, (64, 32), 256, make_maps)
+    raise_fault(check_transpose(prepare))
     missing = {"UTMALDG", "UTMASTG"} - kernel.counts().keys()
     assert not missing, (
         f"the kernel moves no boxes both ways: its machine code lacks {', '.join(sorted(missing))}"
     )
+    _require_each_box_once(prepare)
 
 
 CHECKS = {
