@@ -1,5 +1,7 @@
-// The calls of a cell into engine.cpp, which is compiled once. cuda.h adds the words of CUDA C++.
-#pragma once
+// The calls of a cell into engine.cpp, which is compiled once. Its guard is no #pragma once: g++ would take the file of
+// another clone for a second one, beside a header that it has compiled before. cuda.h adds the words of CUDA C++.
+#ifndef TILELAB_EMULATOR_EMULATOR_H
+#define TILELAB_EMULATOR_EMULATOR_H
 #include <cstdint>
 #include <initializer_list>
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS  // Bessel functions and the like, which take half of the time to compile a cell
@@ -35,6 +37,9 @@ inline u32 __float_as_uint(float value) {
 extern const dim3 threadIdx, blockIdx, blockDim, gridDim;
 #endif
 
+// The code of a function with this attribute may touch the engine's own memory.
+#define UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
+
 namespace emulator {
 
 extern u8 dynamic_shared[];
@@ -67,6 +72,7 @@ u64 cycles();  // grows
 const u8* exchange(const char* what, const void* value, u32 bytes);  // the values of all 32 lanes
 void block_barrier(u32 name, u32 threads, const char* what);
 void arrive_at_block_barrier(u32 name, u32 threads, const char* what);
+void require_together(const char* what);  // the lanes of the warp, which have not parted since __syncwarp()
 void arrive_at_cluster();
 void wait_for_cluster();
 
@@ -103,7 +109,7 @@ struct ProductKind {
 };
 void fence_products();
 void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate);
-inline void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate) {
+UNCHECKED inline void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate) {
     u32* registers[128];
     for (u32 i = 0; i < width / 2; ++i) registers[i] = reinterpret_cast<u32*>(d + i);
     multiply({width, elements, elements}, registers, nullptr, a, b, accumulate);
@@ -118,7 +124,6 @@ float f16_value(u32 bits);
 float element_value(Elements elements, u32 bits);
 u32 float8_bits(Elements elements, float value);  // E4M3 or E5M2, rounded to the nearest even; the largest for more
 
-// The code of a function with this attribute may touch the engine's own memory.
-#define UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
-
 }  // namespace emulator
+
+#endif  // TILELAB_EMULATOR_EMULATOR_H

@@ -55,12 +55,19 @@ struct Clock {
 };
 typedef std::shared_ptr<const Clock> Knowledge;
 
+// Where in the cell a call was made: return addresses behind the start of its code, the innermost first.
+struct Where {
+    u32 count = 0, offsets[6];
+};
+
 struct Barrier {
     int arrivals = 0, pending = 0;  // arrivals per phase; arrivals that the current phase still waits for
     long bytes = 0;  // bytes that are announced and have not landed
     u32 phase = 0;
     bool fenced = false, needs_fence = false;  // by fence_mbarrier_init; before a copy may signal it
     u32 component = 0;  // its loads, as a thread of its own
+    u32 loaded = 0, waited = 0;  // the phase that its last load ends, and the one that a thread has last waited for
+    Where load;  // the last one
     u64 initialised = 0;  // when
     Clock gathered;  // from those who arrive
     Knowledge done;  // for those who wait
@@ -90,11 +97,6 @@ struct Map {
 };
 static_assert(sizeof(Map) <= 128, "");
 constexpr u32 MAP_MARK = 0x70614d54;
-
-// Where in the cell a call was made: return addresses behind the start of its code, the innermost first.
-struct Where {
-    u32 count = 0, offsets[6];
-};
 
 struct Operation {
     Kind kind;
@@ -150,17 +152,24 @@ struct CpAsync {  // a copy of cp.async, which lands when the thread waits for i
     u32 tile, bytes, group;
 };
 
+// What a thread waits for: functions of objects that lie on its stack meanwhile.
+struct Wait {
+    bool (*test)(void* ready) = nullptr;  // null: it can run
+    std::string (*describe)(void* words) = nullptr;
+    void *ready = nullptr, *words = nullptr;
+    bool is_over() const { return !test || test(ready); }
+};
+
 struct Thread {
     bool started = false, finished = false;
     dim3 index;
     u32 block = 0;
-    std::function<bool()> ready;  // empty: it can run
-    std::function<std::string()> waits_for;
+    Wait wait;
     bool waits_for_barrier = false;
     bool is_counted = false;  // it waits in active_lanes
     u32 failed_polls = 0;  // since the last one that succeeded
     bool polls = false, gives_up = false;
-    Where where;  // it waits
+    const void* frame = nullptr;  // the innermost one, where it waits or polls
     bool yielded = false;  // it can run, but polls
     u32 pauses = 0, now = 1;
     Knowledge row, acquired;
@@ -171,6 +180,8 @@ struct Thread {
     u32 copy_groups = 0;
     u32 groups = 0;  // bulk groups that it has committed
     u32 cluster_generation = 0;
+    u32 calls = 0;  // since its warp has met, of what one lane often does for all
+    bool has_waited = false;  // for an mbarrier since then
     // wgmma
     u32 product_groups = 0, products = 0;
     bool fenced = false;
@@ -285,9 +296,9 @@ static std::string text(const char* format, ...) {
 }
 // Return where the cell has called the engine. `frame` is the innermost stack frame; each begins with the address of the
 // next one and a return address.
-static Where find_caller(const void* frame) {
+static Where find_caller(const void* frame, u32 thread = current) {
     Where where;
-    const u8* stack = coroutines[current].stack;
+    const u8* stack = coroutines[thread].stack;
     for (auto at = static_cast<const u64*>(frame); where.count < 6; at = reinterpret_cast<const u64*>(at[0])) {
         const u64 offset = reinterpret_cast<const u8*>(at) - stack;
         if (offset > STACK_BYTES - 16) break;
@@ -312,6 +323,11 @@ static std::string name_index(dim3 index, dim3 extents) {
 static std::string place(const Thread& thread, const Where& where) {
     return mark(where) + text("block %s, thread %s", name_index(blocks[thread.block].index, gridDim).c_str(),
                               name_index(thread.index, blockDim).c_str());
+}
+
+// Say where a thread waits or polls.
+static std::string place(const Thread& thread) {
+    return place(thread, find_caller(thread.frame, u32(&thread - threads.data())));
 }
 
 [[noreturn]] static void end_run(const Where& where, const char* format, va_list values) {
@@ -442,6 +458,43 @@ class CatchSignals {
     }
 };
 
+// ---- tiles in shared memory
+
+static u32 place_in_swizzle(u32 address, u32 swizzle) {
+    return swizzle ? address ^ (address >> 7 & (swizzle / 16 - 1)) << 4 : address;
+}
+
+// Call use(shared address, coordinate of the unit's first element, global address or null) for each unit of 16 bytes.
+// The address is null where an outer coordinate lies outside of the tensor.
+template <typename Use>
+static void for_each_unit(const Operation& operation, Use use) {
+    const Map& map = operation.map;
+    const u32 row_bytes = map.box[0] * map.itemsize, pitch = std::max<u32>(row_bytes, map.swizzle);
+    u32 rows = 1;
+    for (u32 d = 1; d < map.dimensions; ++d) rows *= map.box[d];
+    for (u32 row = 0; row < rows; ++row) {
+        u64 from = map.address;
+        bool inside = true;
+        for (u32 d = 1, rest = row; d < map.dimensions; rest /= map.box[d], ++d) {
+            const long at = operation.corner[d] + long(rest % map.box[d]);
+            inside &= at >= 0 && at < long(map.shape[d]);
+            from += at * map.strides[d];
+        }
+        for (u32 byte = 0; byte < row_bytes; byte += 16) {
+            const long x = operation.corner[0] + long(byte / map.itemsize);
+            use(place_in_swizzle(operation.tile + row * pitch + byte, map.swizzle), x,
+                inside ? reinterpret_cast<u8*>(from + x * map.itemsize) : nullptr);
+        }
+    }
+}
+
+// Call use(offset in shared memory) for each 16 bytes of an operation's tile.
+template <typename Use>
+static void for_each_tile_unit(const Operation& operation, Use use) {
+    if (operation.is_box) return for_each_unit(operation, [&](u32 at, long, const u8*) { use(at); });
+    for (u32 byte = 0; byte < operation.bytes; byte += 16) use(operation.tile + byte);
+}
+
 #include "accesses.h"
 
 // ---- shared memory
@@ -546,10 +599,9 @@ template <typename Ready, typename Words>
 static void wait_until(Ready ready, Words waits_for, bool for_barrier = false) {
     engine_may_act();
     if (ready()) return;
-    me().ready = std::move(ready);
-    me().waits_for = std::move(waits_for);
+    me().wait = {[](void* ready) { return (*static_cast<Ready*>(ready))(); },
+                 [](void* words) -> std::string { return (*static_cast<Words*>(words))(); }, &ready, &waits_for};
     me().waits_for_barrier = for_barrier;
-    me().where = find_caller(__builtin_frame_address(0));
     switch_to_scheduler();
 }
 
@@ -576,6 +628,8 @@ static u32 count_lanes(const Block& block, u32 warp, u32 mask) {
 // wgmma.wait_group.sync.aligned: no lane goes on before all lanes of its warp have come, so one may then arrive for all.
 static const char* const WAIT = "wgmma_wait()";
 
+static void come_together(Thread& thread) { thread.calls = 0, thread.has_waited = false; }
+
 Votes meet(const char* what, u32 mask, u64 value) {
     const bool orders = !strcmp(what, "__syncwarp()") || !strcmp(what, "bar.warp.sync") || !strcmp(what, WAIT);
     const u32 warp = my_number() / 32, lane = lane_number();
@@ -593,6 +647,7 @@ Votes meet(const char* what, u32 mask, u64 value) {
     wait_until([&meeting, before] { return meeting.generation != before; },
                [what, mask] { return text("in %s for the other lanes of mask 0x%x", what, mask); });
     if (orders) acquire(me(), meeting.known[half]);
+    come_together(me());
     return {meeting.slots[half], meeting.filled[half]};
 }
 
@@ -636,6 +691,7 @@ void block_barrier(u32 name, u32 count, const char* what) {
                                                    : "");
                });
     if (meeting.known[before % 2]) acquire(me(), meeting.known[before % 2]);
+    come_together(me());
 }
 
 int count_in_block(bool value) {
@@ -660,7 +716,7 @@ u32 active_lanes() {
             if (meeting.generation != before) return true;
             for (u32 lane = 0; lane < 32 && warp * 32 + lane < count; ++lane) {
                 Thread& thread = threads[first + lane];
-                if (!thread.finished && !thread.is_counted && (!thread.ready || thread.ready())) return false;
+                if (!thread.finished && !thread.is_counted && thread.wait.is_over()) return false;
             }
             meeting.arrived = 0;
             ++meeting.generation;
@@ -669,6 +725,21 @@ u32 active_lanes() {
         },
         [] { return "in __activemask() or coalesced_threads() for the other lanes of its warp"; });
     return meeting.filled[half];
+}
+
+// Each lane of a warp executes an aligned instruction together with the others. They may have parted where one has made
+// calls that another has not, or in the loop of a wait.
+void require_together(const char* what) {
+    Thread& thread = me();
+    const u32 calls = thread.calls;
+    bool has_parted = thread.has_waited;
+    const Votes votes = meet(what, 0xffffffff, calls);
+    for (u32 lane = 0; lane < 32; ++lane) has_parted |= (votes.filled >> lane & 1) && votes.slots[lane] != calls;
+    if (has_parted)
+        fail(
+            "comes to %s where the lanes of its warp may have parted: all execute it together, so __syncwarp() must "
+            "come first",
+            what);
 }
 
 static u32 count_live(u32 first_block) {
@@ -735,7 +806,7 @@ void init_barrier(u32 address, u32 arrivals, bool needs_fence) {
     barrier.initialised = moment(me());
     record_shared(address, 8, true, "an mbarrier");
     record_shared(address, 8, moment(block.serial, MBARRIER, 0));
-    ++effects;
+    ++effects, ++me().calls;
 }
 
 void fence_barriers() {
@@ -801,7 +872,7 @@ u64 arrive(u32 address, u32 bytes, u32 arrivals, bool drops) {
     barrier.bytes += bytes;
     barrier.pending -= arrivals;
     if (drops) barrier.arrivals -= arrivals;
-    ++effects;
+    ++effects, ++me().calls;
     publish(me(), barrier.gathered, blocks[block].serial);
     complete_phase(block, address);
     engine_may_act();
@@ -823,6 +894,7 @@ static void wait_for_phase(u32 address, u32 parity, bool polls) {
     Barrier& barrier = find_barrier(block, address);
     Thread& thread = me();
     thread.polls = polls, thread.gives_up = false;
+    thread.has_waited = true;
     wait_until(
         [&barrier, &thread, parity] { return (barrier.phase & 1) != (parity & 1) || thread.gives_up; },
         [&barrier, address, parity] {
@@ -838,6 +910,7 @@ static void wait_for_phase(u32 address, u32 parity, bool polls) {
     thread.polls = false;
     if (thread.gives_up) return;
     thread.failed_polls = 0;
+    barrier.waited = barrier.phase;
     acquire(me(), barrier.done);
 }
 
@@ -922,39 +995,6 @@ static u32 element_bytes(Elements elements) {
 }
 
 // ---- the copy engine
-
-static u32 place_in_swizzle(u32 address, u32 swizzle) {
-    return swizzle ? address ^ (address >> 7 & (swizzle / 16 - 1)) << 4 : address;
-}
-
-// Call use(shared address, coordinate of the unit's first element, global address or null) for each unit of 16 bytes.
-// The address is null where an outer coordinate lies outside of the tensor.
-template <typename Use>
-static void for_each_unit(const Operation& operation, Use use) {
-    const Map& map = operation.map;
-    const u32 row_bytes = map.box[0] * map.itemsize, pitch = std::max<u32>(row_bytes, map.swizzle);
-    u32 rows = 1;
-    for (u32 d = 1; d < map.dimensions; ++d) rows *= map.box[d];
-    for (u32 row = 0; row < rows; ++row) {
-        u64 from = map.address;
-        bool inside = true;
-        for (u32 d = 1, rest = row; d < map.dimensions; rest /= map.box[d], ++d) {
-            const long at = operation.corner[d] + long(rest % map.box[d]);
-            inside &= at >= 0 && at < long(map.shape[d]);
-            from += at * map.strides[d];
-        }
-        for (u32 byte = 0; byte < row_bytes; byte += 16) {
-            const long x = operation.corner[0] + long(byte / map.itemsize);
-            use(place_in_swizzle(operation.tile + row * pitch + byte, map.swizzle), x,
-                inside ? reinterpret_cast<u8*>(from + x * map.itemsize) : nullptr);
-        }
-    }
-}
-
-static void for_each_tile_unit(const Operation& operation, const std::function<void(u32)>& use) {
-    if (operation.is_box) return for_each_unit(operation, [&](u32 at, long, const u8*) { use(at); });
-    for (u32 byte = 0; byte < operation.bytes; byte += 16) use(operation.tile + byte);
-}
 
 static void fill(u8* to, const Map& map, u32 elements) {
     memset(to, 0, elements * map.itemsize);
@@ -1066,6 +1106,7 @@ static bool acts_now(bool at_once) { return at_once || (seed > 2 && random_numbe
 
 static void engine_may_act() {
     while (!operations.empty() && acts_now(seed == 1 || seed == 2)) complete_one();
+    if (seed == 0 || seed == 2) return;  // products wait
     for (auto& block : blocks)
         for (auto& group : block.warp_groups)
             for (u32 warp = 0; warp < 4; ++warp)
@@ -1105,16 +1146,19 @@ static void note(u32 kind, u32 bytes, u32 pending) {
 }
 
 static void start(Operation operation) {
+    const Where where = find_caller(__builtin_frame_address(0));
     note(operation.kind, operation.bytes, 0);
+    ++me().calls;
     operation.thread = current;
     operation.group = me().groups;
     if (operation.kind == LOAD) {
-        const Barrier& barrier = blocks[operation.block].barriers[operation.barrier];
+        Barrier& barrier = blocks[operation.block].barriers[operation.barrier];
+        barrier.loaded = barrier.phase + 1, barrier.load = where;
         begin_load(operation, moment(blocks[operation.block].serial, barrier.component, barrier.phase + 1));
     } else {
         begin_store(operation, moment(my_block().serial, store_component(), me().groups + 1));
     }
-    operation.where = find_caller(__builtin_frame_address(0));
+    operation.where = where;
     operations.push_back(std::move(operation));
 }
 
@@ -1291,6 +1335,8 @@ void wait_for_stores(u32 pending) {
 
 void fence_products() { me().fenced = true; }
 
+static u32 wrap(u32 address) { return address < shared_bytes ? address : address % shared_bytes; }
+
 // Return where 16 bytes of one row of a matrix lie in shared memory; `unit` is 0 or 1.
 //
 // A descriptor holds, in units of 16 bytes, the address (bits 0-13), the offset from one core matrix of 8 x 16 bytes to
@@ -1302,7 +1348,7 @@ static u32 unit_address(u64 descriptor, u32 row, u32 unit) {
     const u32 along_k = u32(descriptor >> 16 & 0x3fff) * 16, along_rows = u32(descriptor >> 32 & 0x3fff) * 16;
     const u32 address =
         base + row / 8 * along_rows + row % 8 * (swizzle ? swizzle : 16) + unit * (swizzle ? 16 : along_k);
-    return place_in_swizzle(address, swizzle) % shared_bytes;
+    return wrap(place_in_swizzle(address, swizzle));
 }
 
 // The rows of a transposed matrix run along M or N, with k from one to the next. Eight rows of one swizzle (16 bytes
@@ -1315,7 +1361,7 @@ static u32 element_address(u64 descriptor, u32 row, u32 k) {
     const u32 span = swizzle ? swizzle / 2 : 8, outer = row / span, inner = row % span * 2;
     const u32 address = base + outer * (swizzle ? along_k : along_rows) + k / 8 * (swizzle ? along_rows : along_k) +
                         k % 8 * span * 2 + inner;
-    return place_in_swizzle(address, swizzle) % shared_bytes;
+    return wrap(place_in_swizzle(address, swizzle));
 }
 
 static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, bool transposed, float (&values)[32]) {
@@ -1354,6 +1400,18 @@ static bool has_next_product(const WarpGroup& group, u32 warp) {
     return index < group.products.size() && group.products[index]->issued[warp] == 32;
 }
 
+#if defined(__x86_64__)
+__attribute__((target_clones("avx2", "default")))
+#endif
+static void multiply(const float (&a)[16][32], const float (&b)[32][256], float (&sums)[16][256], u32 width,
+                     u32 depth) {
+    for (u32 r = 0; r < 16; ++r) {
+        std::fill_n(sums[r], width, 0.0f);
+        for (u32 k = 0; k < depth; ++k)
+            for (u32 column = 0; column < width; ++column) sums[r][column] += a[r][k] * b[k][column];
+    }
+}
+
 // Carry out one warp's part of its next product. tilelab/include/wgmma.cuh draws which sums a thread holds.
 static void execute_next_product(WarpGroup& group, u32 warp) {
     const std::shared_ptr<Product> product = group.products[group.next[warp]++ - group.removed];
@@ -1372,11 +1430,7 @@ static void execute_next_product(WarpGroup& group, u32 warp) {
         read_row(group.block, product->b, column, kind.b, kind.b_transposed, row);
         for (u32 k = 0; k < depth; ++k) b[k][column] = row[k];
     }
-    for (u32 r = 0; r < 16; ++r) {
-        std::fill_n(sums[r], width, 0.0f);
-        for (u32 k = 0; k < depth; ++k)
-            for (u32 column = 0; column < width; ++column) sums[r][column] += a[r][k] * b[k][column];
-    }
+    multiply(a, b, sums, width, depth);
     const float scale = float(kind.a_scale * kind.b_scale);
     for (u32 lane = 0; lane < 32; ++lane) {
         const u32 t = 32 * warp + lane;
@@ -1472,7 +1526,7 @@ void wait_for_products(u32 pending) {
     Thread& thread = me();
     if (thread.product_groups <= pending) return;
     const u32 limit = thread.product_groups - pending;
-    wait_until(  // a wgmma group is one of the warp group, so what one warp has waited for is done for all
+    wait_until(  // PTX: commit_group makes one group per warp group, so what one warp has waited for is done for all
         [&thread, limit] {
             return std::all_of(thread.issued.begin(), thread.issued.end(), [=](auto& each) {
                 const auto& issued = each.product->issued;
@@ -1519,6 +1573,7 @@ void store_matrices(u32 address, std::initializer_list<u32> rows, bool transpose
 // ---- running
 
 static void switch_to_scheduler() {
+    me().frame = __builtin_frame_address(0);
     if (unsettled.bytes) settle();
     require_in_step();
     if (!_setjmp(coroutines[current].resume)) _longjmp(scheduler, 1);
@@ -1585,6 +1640,13 @@ static std::string find_unfinished(u32 number) {
         if (operation.kind == LOAD && is_sent && threads[operation.thread].block == number)
             return mark(operation.where) + where + "was still sending its tile to another block";
     }
+    for (auto& [address, barrier] : blocks[number].barriers)
+        if (barrier.loaded > barrier.waited)
+            return mark(barrier.load) + where +
+                   text(
+                       "may still write its shared memory: nobody has waited for the last load that the "
+                       "mbarrier at shared address %u counts",
+                       address);
     for (auto& group : blocks[number].warp_groups)
         if (!group.products.empty())
             return mark(group.products[0]->where) +
@@ -1607,13 +1669,12 @@ static std::string describe_deadlock() {
     std::string said, first_reason;
     for (bool for_barrier : {true, false})
         for (auto& thread : threads) {
-            if (thread.finished || !thread.ready || thread.waits_for_barrier != for_barrier) continue;
-            const std::string reason = thread.waits_for();
+            if (thread.finished || !thread.wait.test || thread.waits_for_barrier != for_barrier) continue;
+            const std::string reason = thread.wait.describe(thread.wait.words);
             if (reason == first_reason) continue;
-            if (!said.empty())
-                return for_barrier ? said + "; " + place(thread, thread.where) + " waits for ever " + reason : said;
+            if (!said.empty()) return for_barrier ? said + "; " + place(thread) + " waits for ever " + reason : said;
             first_reason = reason;
-            said = place(thread, thread.where) + " waits for ever " + reason;
+            said = place(thread) + " waits for ever " + reason;
         }
     return said;
 }
@@ -1628,7 +1689,14 @@ static void refresh_regions() {
     Cell* const dynamic_cells = cells ? cells + dynamic_base / 4 : nullptr;
     regions[0] = {begins[0], begins[0] + static_bytes, cells, -1, since};
     regions[1] = {begins[1], begins[1] + shared_bytes - dynamic_base, dynamic_cells, -1, since};
-    recent = {};
+    forget_recent();
+}
+
+// Return MOST_SHARED bytes and some more, for the shared memory of a block that begins.
+static const u8* random_bytes() {
+    static std::vector<u32> words;
+    while (words.size() * 4 < 2 * MOST_SHARED) words.push_back(random_number());
+    return reinterpret_cast<u8*>(&words[random_number() % 16384]);
 }
 
 static void start_cluster(u32 slot, dim3 index) {
@@ -1650,10 +1718,7 @@ static void start_cluster(u32 slot, dim3 index) {
         for (u32 group = 0; group < count / 128; ++group)
             block.warp_groups.push_back({b, block.first_thread + 128 * group});
         block.memory.resize(shared_bytes + 128);
-        for (size_t i = 0; i + 4 <= block.memory.size(); i += 4) {
-            const u32 garbage = random_number();
-            memcpy(&block.memory[i], &garbage, 4);
-        }
+        memcpy(block.memory.data(), random_bytes(), block.memory.size());
         for (u32 i = 0; i < count; ++i) {
             Thread& thread = threads[block.first_thread + i] = Thread();
             thread.block = b;
@@ -1665,9 +1730,10 @@ static void start_cluster(u32 slot, dim3 index) {
 
 // Say what goes on for ever: a loop in which nothing changes.
 static std::string describe_idle_loop(bool others_wait) {
-    const std::string who = place(me(), me().where);
+    const std::string who = place(me());
     if (!me().yielded)
-        return who + " waits " + me().waits_for() + " again and again, and nothing changes: a loop does not end";
+        return who + " waits " + me().wait.describe(me().wait.words) +
+               " again and again, and nothing changes: a loop does not end";
     return who + " polls memory that nobody changes" +
            (others_wait ? text(": blocks that have not begun cannot, because the %zu that run fill the GPU",
                                clusters.size() * blocks_per_cluster)
@@ -1680,9 +1746,10 @@ static Progress run_warp(const Block& block, u32 first, u32 count) {
     const u32 begin = seed > 2 ? random_number() % count : 0;
     for (u32 step = 0; step < count; ++step) {
         current = block.first_thread + first + (begin + step) % count;
-        if (me().finished || (me().ready && !me().ready())) continue;
+        if (me().finished || !me().wait.is_over()) continue;
         load_block(me().block);
-        me().ready = nullptr;
+        running = {reinterpret_cast<u64>(coroutines[current].stack), moment(me(), 0) >> 30 << 30};
+        me().wait = {};
         me().yielded = false;
         threadIdx = me().index;
         blockIdx = block.index;
@@ -1871,6 +1938,7 @@ extern "C" const char* run_emulated(void (*kernel)(void**), const u8* code_begin
         run_grid(most_resident);
     }
     is_running = false;
+    forget_recent();
     said = failure;
     return said.c_str();
 }

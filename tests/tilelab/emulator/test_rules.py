@@ -4,6 +4,8 @@ All share one library: `case` chooses what the kernel does.
 """
 
 import functools
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from tilelab import emulator
 from tilelab.cells import cuda_magic
+from tilelab.course import notebook
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 
@@ -52,11 +55,30 @@ WRONG = {
         {"smem": 128},
     ),
     "an index past a shared array": ("__shared__ float s[32]; s[t] = 1;", "out of the bounds"),
+    "an index past the end of a tile": (
+        "__shared__ float s[2][32], other[64]; other[t] = 0; float* p = &s[0][0]; s[0][t + 1] = p - s[0];",
+        "behind the end of its array",
+    ),
+    "a row past the end of a tile": (
+        "__shared__ float s[2][8], other[99]; other[t] = s[t / 8][t % 8];",
+        "of the bounds",
+    ),
     "one past a tensor": ("out[n] = 1;", "0 bytes past the end of the tensor `out`", {"n": 256}),
     "one before a tensor": ("out[0] = x[n - 65];", "4 bytes before the start of the tensor `x`"),
     "a null pointer": ("float* p = n ? nullptr : x; p[3] = 1;", "null pointer"),
     "division": ("out[0] = 7 % (n - 64);", "divides an integer by zero"),
     "a misaligned load": ("out[0] = reinterpret_cast<float4*>(x + 1)->x;", "misaligned"),
+    "a load that nobody waits for": (
+        "__shared__ __align__(128) float s[64]; __shared__ u64 b; if (t == 0) {"
+        "mbarrier_init(shared_address(&b), 1); fence_mbarrier_init(); for (int i = 0; i < 2; ++i) {"
+        "mbarrier_arrive_expect_tx(shared_address(&b), 256); bulk_load(shared_address(s), x, 256, shared_address(&b));"
+        "if (!i) mbarrier_wait(shared_address(&b), 0); } }",
+        "still writ",
+    ),
+    "lanes that part before a cluster call": (
+        "__shared__ u64 b; if (t == 0) mbarrier_init(shared_address(&b), 1); cluster_arrive(); cluster_wait();",
+        "the lanes of its warp may have parted",
+    ),
     "cp.async without a wait": (
         "__shared__ __align__(16) float s[256]; cp_async_16(shared_address(s + 4 * t), x + 4 * t);"
         "cp_async_commit(); out[t] = s[4 * t];",
@@ -146,6 +168,10 @@ RIGHT = {
         "for (int k = 32; k; k /= 2) { if (t < k) s[t] += s[t + k]; __syncthreads(); } if (t == 0) out[0] = s[0];",
         2080,
     ),
+    "the rows of a tile as one array": (
+        "__shared__ float s[2][32]; s[0][t] = x[t]; __syncthreads(); out[t] = s[0][63 - t];",
+        64,
+    ),
     "atomics": ("atomicAdd(out, x[t]);", 4160, {"grid": 2}),
     "the last block": (
         "__shared__ bool last; int* c = (int*)(out + 128); out[1 + blockIdx.x * 32 + t] = x[blockIdx.x];"
@@ -182,6 +208,12 @@ RIGHT = {
         "cp_async_wait<1>(); __syncthreads(); v += s[i % 2][63 - t]; __syncthreads(); } out[t] = v;",
         640,
     ),
+    "lanes that meet before a cluster call": (
+        "__shared__ u64 b; if (t == 0) mbarrier_init(shared_address(&b), 1); __syncwarp(); cluster_arrive();"
+        "cluster_wait(); __syncthreads(); cluster_arrive(); cluster_wait();"
+        "out[t] = 1;",
+        1,
+    ),
     "named barriers": (
         "__shared__ float s[128]; int g = t / 64, i = t % 64; s[g * 64 + i] = x[t];"
         "named_barrier_sync(1 + g, 64); out[t] = s[g * 64 + 63 - i];",
@@ -202,6 +234,19 @@ RIGHT = {
     ),
 }
 CASES = list(WRONG) + list(RIGHT)
+
+
+ENDLESS = """
+import signal, sys, threading, torch
+from tilelab.cells import cuda_magic
+kernel = cuda_magic.find_kernels('extern "C" __global__ void f(float* x) { while (true) __syncthreads(); }')["f"]
+run = kernel.prepare(1, 64, (torch.zeros(1),))
+threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT)).start()
+try:
+    run()
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
 
 
 @functools.cache
@@ -267,3 +312,24 @@ def test_threads_may_launch_at_once():
     for thread in threads:
         thread.join()
     assert found == [4160] * 4
+
+
+def test_ctrl_c_ends_a_loop_of_barriers_and_a_cache_path_may_hold_anything(tmp_path):
+    """`tmp_path` has a comma, a colon and a space in its name."""
+    env = notebook.child_env(XDG_CACHE_HOME=str(tmp_path / "a, b: c"))
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 7, done.stderr
+
+
+def test_a_barrier_of_the_grid_is_refused_by_name():
+    source = """#include <cooperative_groups.h>
+    extern "C" __global__ void f(float* x) { cooperative_groups::this_grid().sync(); x[0] = 1; }"""
+    kernel, x = cuda_magic.find_kernels(source)["f"], torch.zeros(1)
+    with pytest.raises(
+        emulator.EmulationError, match=r"grid.sync\(\) in a grid of 2 blocks, which the emulator does not"
+    ):
+        kernel[2, 32](x)
+    kernel[1, 32](x)
+    assert x == 1
