@@ -69,6 +69,17 @@ WRONG = {
     "a null pointer": ("float* p = n ? nullptr : x; p[3] = 1;", "null pointer"),
     "division": ("out[0] = 7 % (n - 64);", "divides an integer by zero"),
     "a misaligned load": ("out[0] = reinterpret_cast<float4*>(x + 1)->x;", "misaligned"),
+    "a load that nobody waits for": (
+        "__shared__ __align__(128) float s[64]; __shared__ u64 b; if (t == 0) {"
+        "mbarrier_init(shared_address(&b), 1); fence_mbarrier_init(); for (int i = 0; i < 2; ++i) {"
+        "mbarrier_arrive_expect_tx(shared_address(&b), 256); bulk_load(shared_address(s), x, 256, shared_address(&b));"
+        "if (!i) mbarrier_wait(shared_address(&b), 0); } }",
+        "still writ",
+    ),
+    "lanes that part before a cluster call": (
+        "__shared__ u64 b; if (t == 0) mbarrier_init(shared_address(&b), 1); cluster_arrive(); cluster_wait();",
+        "the lanes of its warp may have parted",
+    ),
     "cp.async without a wait": (
         "__shared__ __align__(16) float s[256]; cp_async_16(shared_address(s + 4 * t), x + 4 * t);"
         "cp_async_commit(); out[t] = s[4 * t];",
@@ -197,6 +208,12 @@ RIGHT = {
         "load(0); float v = 0; for (int i = 0; i < 4; ++i) { if (i < 3) load(i + 1); else cp_async_commit();"
         "cp_async_wait<1>(); __syncthreads(); v += s[i % 2][63 - t]; __syncthreads(); } out[t] = v;",
         640,
+    ),
+    "lanes that meet before a cluster call": (
+        "__shared__ u64 b; if (t == 0) mbarrier_init(shared_address(&b), 1); __syncwarp(); cluster_arrive();"
+        "cluster_wait(); __syncthreads(); cluster_arrive(); cluster_wait();"
+        "out[t] = 1;",
+        1,
     ),
     "named barriers": (
         "__shared__ float s[128]; int g = t / 64, i = t % 64; s[g * 64 + i] = x[t];"
