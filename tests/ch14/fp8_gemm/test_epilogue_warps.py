@@ -122,10 +122,7 @@ def test_a_last_tile_that_is_left_out_is_found():
     "change",
     [
         ("mbarrier_wait(memory.slot_empty + 8 * slot, phase ^ 1);", ""),
-        (
-            "id += gridDim.x, slot_phase ^= 1) {\n            const Work work",
-            "id += gridDim.x) {\n            const Work work",
-        ),
+        ("id += stride, slot_phase ^= 1) {", "id += stride) {"),
         ("mbarrier_wait(memory.slot_full + 8 * slot, phase);", ""),
         ("        fence_proxy_async();\n        __syncwarp();", "        __syncwarp();"),
         ("if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows", ""),
