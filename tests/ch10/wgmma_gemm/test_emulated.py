@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm.configs import WgmmaConfig
+from ch10.wgmma_gemm.configs import WgmmaConfig, fits
 from tilelab import emulator
 from tilelab.cells import cuda_magic
 from tilelab.measure import check
@@ -47,7 +47,7 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
     )
     launch = emulator.prepare(
         find_kernel(config, change),
-        clusters * config.cluster_size,
+        config.grid(m, n, 1) if config.kernel == "split" else clusters * config.cluster_size,
         config.threads,
         arguments,
         config.smem_bytes,
@@ -83,7 +83,8 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
 )
 def test_it_is_right_in_every_order(config):
     for shape, seeds in zip(SHAPES, (emulator.SEEDS, (0, 3), (1, 4))):
-        assert run(config, shape, seeds) < 2**-7
+        if fits(config, shape[2]):  # a split needs a step for each CTA
+            assert run(config, shape, seeds) < 2**-7
 
 
 @pytest.mark.parametrize(
