@@ -25,6 +25,7 @@ PHRASES = {
     "num_warps": "{} warps",
     "num_stages": "{} stages",
     "swap": "swapped",
+    "a_in_registers": "A in registers",
     "kernel": "{}",
     "splits": "{} ways",
     "epilogue_subtile": "C in {} parts",
@@ -51,8 +52,9 @@ class GemmConfig:
 
     Triton's shapes are powers of two. The persistent and the split kernel make tiles of other widths from two or three
     accumulators: 320 columns are 256 + 64, 144 are 128 + 16, and 208 are 128 + 64 + 16. With `swap` they compute C
-    transposed: block_m counts columns of C, and block_n its rows. A part has 16 columns or more, because Triton does
-    not use wgmma for eight.
+    transposed: block_m counts columns of C, and block_n its rows. With `a_in_registers`, wgmma takes the first operand
+    from registers, so that several accumulators read it from shared memory once. A part has 16 columns or more,
+    because Triton does not use wgmma for eight.
     """
 
     block_m: int
@@ -67,6 +69,7 @@ class GemmConfig:
     pdl: bool = False
     splits: int = 1
     swap: bool = False
+    a_in_registers: bool = False
 
     def __post_init__(self):
         allowed = {
@@ -88,8 +91,8 @@ class GemmConfig:
                 "block_n must be a sum of at most three powers of two from 16 to 512, and at most 512; it is "
                 f"{self.block_n!r:.40}."
             )
-        if self.swap and self.kernel == "plain":
-            raise ValueError("swap must be False for the kernel plain, which has no transposed store.")
+        if self.kernel == "plain" and (self.swap or self.a_in_registers):
+            raise ValueError("swap and a_in_registers must be False for the kernel plain, which has neither.")
         if not (2 <= self.splits <= 64 if self.kernel == "split" else self.splits == 1):
             raise ValueError(
                 "splits must be from 2 to 64 for the kernel split, and 1 for the others; it is "
@@ -158,6 +161,7 @@ class GemmConfig:
         if self.kernel == "plain":
             return values
         values |= dict(EXTRA_N=self.columns[1], LAST_N=self.columns[2], SWAP=self.swap, PDL=self.pdl)
+        values["A_IN_REGISTERS"] = self.a_in_registers
         values |= dict(A_K_MAJOR=b_k_major or not self.swap)
         return values | (dict(PROGRAMS=sms * self.programs_per_sm) if self.kernel == "persistent" else {})
 
@@ -199,12 +203,15 @@ def rejection(config: GemmConfig, target: str, dtype: str) -> str:
     limit = device.target_limits(target)
     if not limit.has_tma:
         return f"{target} has no TMA: descriptors need sm_90a or newer."
+    if config.a_in_registers and dtype == "fp8":
+        return "A in registers takes a sum, which Triton cannot compute in float8."
     unit = config.tensor_core(target)
     threads = 32 * config.num_warps
     accumulator = config.block_m * config.block_n
     if unit == "wgmma":  # the accumulator lives in registers, and this instruction cannot spill it
         available = min(limit.regs_per_thread, limit.regs_per_sm // (threads * config.programs_per_sm))
-        needed = accumulator // threads + REGISTERS_BESIDE_ACCUMULATOR
+        of_a = config.a_in_registers * config.block_m * config.block_k // 2 // threads
+        needed = accumulator // threads + of_a + REGISTERS_BESIDE_ACCUMULATOR
         if needed > available:
             return (
                 f"{threads} threads have at most {available} registers each and need about {needed}, "
