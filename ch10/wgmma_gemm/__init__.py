@@ -13,19 +13,9 @@ from typing import Any
 
 import torch
 
-from ch10.wgmma_gemm import operator
-from ch10.wgmma_gemm.configs import (
-    STEPS,
-    WgmmaConfig,
-    best_config,
-    configs,
-    fits,
-    load_config,
-    parse,
-    predict_us,
-    rejection,
-)
-from tilelab.runtime import build, cuda, device, operands, operators, provenance, tuned
+from ch10.wgmma_gemm import choice, operator
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, configs, fits, load_config, parse, rejection
+from tilelab.runtime import build, cuda, device, first_call, operands, operators, provenance, tuned
 from tilelab.runtime.plans import Plan, Planner
 from tilelab.runtime.tensor_map import make_tensor_map
 
@@ -101,20 +91,16 @@ def tuned_source() -> str:
 
 def find_best(m: int, n: int, k: int) -> tuple[WgmmaConfig, str]:
     """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by the model."""
-    sms = device.current().sms or 132
-    untuned = best_config(m, n, k, sms)
-    return tuned.find(
-        "wgmma_gemm",
-        load_config,
-        m,
-        n,
-        k,
-        "bf16",
-        lambda config, m, n, k: predict_us(config, m, n, k, sms),
+    here = device.current()
+    found = tuned.find_exact(
+        *("wgmma_gemm", load_config, m, n, k, "bf16"),
         lambda config: fits(config, k) and not rejection(config),
         tuned_source,
-        untuned,
-    ) or (untuned, "by the model")
+    )
+    if found:
+        return found
+    ranked, why = choice.rank(*(max(extent, 1) for extent in (m, n, k)), here.sms or 132, here.name or "")
+    return ranked[0], why
 
 
 def resolve_config(config: str | WgmmaConfig, m: int, n: int, k: int) -> WgmmaConfig:
@@ -150,13 +136,11 @@ def build_launch(
     (m, k), n, weight = a.shape, b.shape[1], b.T
     first, second, rows, columns = (weight, a, n, m) if config.swap else (a, weight, m, n)
     follows = (1, 0, 2, 2) if config.swap else (0, 1, 2, 2)
-    shares = config.cluster if config.kernel == "specialised" else 1
+    a_box, b_box, c_box = config.boxes
     maps = (
-        make_tensor_map(first, (config.block_m, 64), swizzle="128B", l2_promotion="128B"),
-        make_tensor_map(second, (config.block_n // shares, 64), swizzle="128B", l2_promotion="128B"),
-        make_tensor_map(
-            out, (config.block_n if config.swap else 64, config.box), swizzle=f"{2 * config.box}B"
-        ),
+        make_tensor_map(first, a_box, swizzle="128B", l2_promotion="128B"),
+        make_tensor_map(second, b_box, swizzle="128B", l2_promotion="128B"),
+        make_tensor_map(out, c_box, swizzle=f"{2 * config.box}B"),
     )
     macros = tuple(f"-D{name}={value}" for name, value in {**config.constants(), **(more or {})}.items())
     arguments = (
@@ -172,9 +156,27 @@ def build_launch(
         config.threads,
         arguments,
         config.smem_bytes,
-        config.cluster,
+        config.cluster_size,
         config.pdl,
         follows,
+    )
+
+
+def _tune(a, b, out) -> tuple[WgmmaConfig, str]:
+    """Measure the configurations that are likely to be fast for these operands, and keep the fastest."""
+    (m, k), n, here = a.shape, b.shape[1], device.current()
+
+    def compile_one(config):
+        macros = [f"-D{name}={value}" for name, value in config.constants().items()]
+        cuda.compile_file(SOURCE, here.target or "sm_90a", macros)
+
+    def prepare_one(config, a, b, out):
+        launch = build_launch(a, b, out, config)
+        return lambda: launch(a, b, out)
+
+    ranked, _ = choice.rank(m, n, k, here.sms or 132, here.name or "")
+    return first_call.choose(
+        "wgmma_gemm", (m, n, k), "bf16", ranked, compile_one, prepare_one, (a, b, out), tuned_source()
     )
 
 
@@ -183,7 +185,11 @@ def _plan(a, b, out, config) -> Plan:
     _check_operands(a, b, out)
     (m, k), n = a.shape, b.shape[1]
     out = torch.empty(m, n, dtype=a.dtype, device=a.device) if out is None else out
-    chosen = find_best(m, n, k)[1] if config == "best" else ""
+    chosen = ""
+    if isinstance(config, str) and config in ("best", "tune"):
+        wanted, (config, chosen) = config, find_best(m, n, k)
+        if wanted == "tune" and chosen != "tuned" and out.numel() and k:
+            config, chosen = _tune(a, b, out)
     config = resolve_config(config, m, n, k)
     launch = build_launch(a, b, out, config) if out.numel() and k else lambda a, b, out: out.zero_()
     return Plan(launch, (m, n), a.dtype, a.device, config, chosen=chosen)
@@ -207,8 +213,10 @@ def prepare(
     """Check the operands, choose a configuration, and return a launch that computes C = a b on torch's current stream.
 
     a (M, K), b (K, N) and out (M, N) are bfloat16 matrices on the GPU. Rows of a and of out are contiguous, and so are
-    columns of b: pass `weight.T`. N and K are multiples of 8. `config` is "best" (the tuned configuration of the shape
-    or of one nearby, or else the model's choice), a step of the ladder or a WgmmaConfig. The launch may be captured in
+    columns of b: pass `weight.T`. N and K are multiples of 8. `config` is "best" (the tuned configuration of the shape,
+    or else what a model and the times at the nearest measured shapes say), "tune" (a dozen configurations are measured
+    at the first call of a shape, and the winner is kept in the user's cache), a step of the ladder or a WgmmaConfig.
+    The launch may be captured in
     a graph, which it must outlive. Raises ValueError for operands that the kernel cannot take and
     tilelab.runtime.device.Unsupported for a GPU without wgmma.
     """

@@ -1,4 +1,4 @@
-"""Configurations of the WGMMA GEMM: limits, the steps of the ladder, and the model that picks the best for a shape."""
+"""Configurations of the WGMMA GEMM: limits, the steps of the ladder, and their names."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ PHRASES = {
     "kernel": "{}",
     "consumers": "{} consumers",
     "cluster": "cluster of {}",
+    "cluster_n": "{} wide",
     "persistent": "persistent",
     "epilogue_subtile": "C in {} parts",
     "group_m": "groups of {}",
@@ -38,6 +39,7 @@ LIMITS = {
     "num_stages": 16,
     "consumers": 3,
     "cluster": 8,
+    "cluster_n": 2,
     "epilogue_subtile": 16,
     "group_m": 4096,
     "boxes_per_stage": 4,
@@ -49,11 +51,12 @@ class WgmmaConfig:
     """A tile of `block_m` x `block_n` elements of C, and how a kernel of wgmma_gemm.cu computes it.
 
     `consumers` warp groups multiply the contents of a ring of `num_stages`. A stage holds `boxes_per_stage` boxes of 64
-    columns of A and of B. `cluster` CTAs (1, 2 or 4) share tiles of B; in the kernel `split` they share the K steps of
-    one tile. A `persistent` kernel starts only one CTA per SM. The epilogue stores C in `epilogue_subtile` parts; at
-    most two are in shared memory at a time. The raster walks over bands of `group_m` rows of tiles. With `swap`, the
-    kernel computes C transposed, and block_m counts columns of C. With `pdl` (programmatic dependent launch), CTAs may
-    start while the previous kernel in the stream still runs.
+    columns of A and of B. `cluster` CTAs (1, 2 or 4) share tiles of B, and `cluster_n` columns of such CTAs (1 or 2)
+    share tiles of A; in the kernel `split`, `cluster` CTAs share the K steps of one tile. A `persistent` kernel starts
+    only one CTA per SM. The epilogue stores C in `epilogue_subtile` parts; at most two are in shared memory at a time.
+    The raster walks over bands of `group_m` rows of tiles. With `swap`, the kernel computes C transposed, and block_m
+    counts columns of C. With `pdl` (programmatic dependent launch), CTAs may start while the previous kernel in the
+    stream still runs.
     """
 
     kernel: str
@@ -62,6 +65,7 @@ class WgmmaConfig:
     num_stages: int
     consumers: int = 1
     cluster: int = 1
+    cluster_n: int = 1
     persistent: bool = False
     epilogue_subtile: int = 1
     group_m: int = 1
@@ -80,14 +84,13 @@ class WgmmaConfig:
                 f"block_m must be a multiple of 64 for each of {self.consumers} consumers, because wgmma "
                 f"takes 64 rows; it is {self.block_m}."
             )
-        if self.block_n % (16 * self.epilogue_subtile):
+        columns = 8 if self.swap else 16  # that stmatrix stores at least
+        if self.block_n % (columns * self.epilogue_subtile):
             raise ValueError(
-                f"block_n must be a multiple of 16 in each of {self.epilogue_subtile} subtiles; it is "
+                f"block_n must be a multiple of {columns} in each of {self.epilogue_subtile} subtiles; it is "
                 f"{self.block_n}."
             )
-        if self.swap and self.epilogue_subtile != 1:
-            raise ValueError(f"epilogue_subtile must be 1 with swap; it is {self.epilogue_subtile}.")
-        alone = (self.consumers, self.cluster, self.persistent, self.pdl) == (1, 1, False, False)
+        alone = (self.consumers, self.cluster_size, self.persistent, self.pdl) == (1, 1, False, False)
         if self.kernel == "one_group" and not alone:
             raise ValueError(
                 "consumers and cluster must be 1, and persistent and pdl False, for the kernel one_group; "
@@ -100,18 +103,18 @@ class WgmmaConfig:
             )
         if self.kernel == "specialised" and self.cluster not in (1, 2, 4):
             raise ValueError(f"cluster must be 1, 2 or 4 for the kernel specialised; it is {self.cluster}.")
-        if self.kernel == "specialised" and self.cluster > 1 and self.block_n % (8 * self.cluster):
-            raise ValueError(
-                f"block_n must be a multiple of {8 * self.cluster}, so that each CTA of the cluster loads "
-                f"whole groups of eight rows of B; it is {self.block_n}."
-            )
         if self.kernel == "split" and self.cluster < 2:
             raise ValueError("cluster must be at least 2 for the kernel split; it is 1.")
-        if self.kernel == "split" and (self.persistent or self.epilogue_subtile > 1):
+        if self.kernel == "split" and (self.persistent or self.epilogue_subtile > 1 or self.cluster_n > 1):
             raise ValueError(
-                "persistent must be False and epilogue_subtile 1 for the kernel split; they are "
-                f"{self.persistent} and {self.epilogue_subtile}."
+                "persistent must be False, epilogue_subtile and cluster_n 1 for the kernel split; they are "
+                f"{self.persistent}, {self.epilogue_subtile} and {self.cluster_n}."
             )
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster * self.cluster_n
 
     @property
     def accumulators(self) -> int:
@@ -132,6 +135,15 @@ class WgmmaConfig:
         return next(
             width for width in (64, 32, 16) if self.swap or self.block_n // self.epilogue_subtile % width == 0
         )
+
+    @property
+    def boxes(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of a box of A, of B and of C, which their tensor maps describe."""
+        shares = self.cluster if self.kernel == "specialised" else 1
+        if self.block_n % (8 * shares):
+            shares = 1  # the CTAs of a cluster take turns in loading whole boxes
+        c_rows = self.block_n // self.epilogue_subtile if self.swap else 64
+        return (self.block_m // self.cluster_n, BOX_K), (self.block_n // shares, BOX_K), (c_rows, self.box)
 
     def steps(self, k: int) -> int:
         """Return the number of stages that K columns fill."""
@@ -158,6 +170,7 @@ class WgmmaConfig:
             "BOXES_PER_STAGE": self.boxes_per_stage,
             "CONSUMERS": self.consumers,
             "CLUSTER": self.cluster,
+            "CLUSTER_N": self.cluster_n,
             "EPILOGUE_SUBTILE": self.epilogue_subtile,
             "GROUP_M": self.group_m,
             "SWAP": int(self.swap),
@@ -182,16 +195,17 @@ class WgmmaConfig:
         if self.swap:
             m, n = n, m
         below = self.cluster if self.kernel == "specialised" else 1
-        return math.ceil(m / (self.block_m * below)) * below * math.ceil(n / self.block_n)
+        rows, columns = math.ceil(m / (self.block_m * below)), math.ceil(n / (self.block_n * self.cluster_n))
+        return rows * below * columns * self.cluster_n
 
     def grid(self, m: int, n: int, sms: int) -> int:
         """Return the number of CTAs of a launch for C (m, n) on a GPU with `sms` SMs."""
         tiles = self.tiles(m, n)
         if self.kernel == "split":
             return tiles * self.cluster
-        # A cluster lies in one GPC. Hopper's GPCs have 16 or 18 SMs, and clusters of four use 16 of them.
-        whole = 16 if self.cluster == 4 else self.cluster
-        return min(tiles, max(sms // whole * whole, self.cluster)) if self.persistent else tiles
+        # A cluster lies in one GPC. Hopper's GPCs have 16 or 18 SMs; clusters of four and eight use 16 of them.
+        whole = 16 if self.cluster_size >= 4 else self.cluster_size
+        return min(tiles, max(sms // whole * whole, self.cluster_size)) if self.persistent else tiles
 
 
 def parse(text: str) -> WgmmaConfig:
@@ -240,13 +254,14 @@ def configs() -> dict[str, WgmmaConfig]:
     return STEPS
 
 
+SMEM_BYTES = 232448  # that a block may have on sm_90a
 REGISTERS_BESIDE_SUMS = 40  # addresses, barrier phases, loop state; with fewer ptxas spills
 
 
 def rejection(config: WgmmaConfig) -> str:
     """Return in one sentence why `config` cannot run on sm_90a, or an empty string if it can."""
-    if config.smem_bytes > 232448:
-        return f"it needs {config.smem_bytes:,} B of shared memory per block; sm_90a has 232,448 B."
+    if config.smem_bytes > SMEM_BYTES:
+        return f"it needs {config.smem_bytes:,} B of shared memory per block; sm_90a has {SMEM_BYTES:,} B."
     share = 65536 // config.threads // 8 * 8
     after_transfer = (min(share, 248) * (config.consumers + 1) - 40) // config.consumers // 8 * 8
     registers = min(share if config.kernel == "one_group" else after_transfer, 240)
@@ -261,92 +276,6 @@ def rejection(config: WgmmaConfig) -> str:
     return ""
 
 
-def candidates() -> list[WgmmaConfig]:
-    """Return the configurations among which `best_config` chooses, large tiles first."""
-
-    def persistent(*tile, **rest):
-        return WgmmaConfig("specialised", *tile, persistent=True, pdl=True, **{"group_m": 16, **rest})
-
-    large = [
-        persistent(128, 256, 4, consumers=2, epilogue_subtile=4, group_m=4),
-        persistent(128, 224, 4, consumers=2, epilogue_subtile=7),
-        persistent(128, 192, 4, consumers=2),
-        persistent(128, 128, 6, consumers=2),
-    ]
-    # With few tiles, speed depends on the bytes in flight. Two boxes per stage fetch rows of 256 bytes from DRAM.
-    thin = [persistent(64, 64, 6, boxes_per_stage=2), persistent(64, 128, 8)]
-    thin += [
-        WgmmaConfig("split", 64, 192, 6, cluster=2, pdl=True),
-        WgmmaConfig("split", 64, 128, 8, cluster=2, pdl=True),
-    ]
-    # A C of few rows is computed transposed: wgmma takes 64 rows, but as few as 16 columns.
-    thin += [
-        persistent(64, 16, 10, boxes_per_stage=2, swap=True),
-        persistent(64, 32, 8, boxes_per_stage=2, swap=True),
-    ]
-    return [*large, *thin]
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Rates of one SM per microsecond, and fixed costs, read off the sweep on an H200."""
-
-    flops: float = 5.65e6  # with random data, which lowers the clock
-    bytes_in: float = 130e3  # from L2, through the SM's copy engine
-    latency_us: float = 1.0  # from the issue of a load to its data
-    dram_bytes: float = 4.1e6  # all SMs together
-    launch_us: float = 3.5  # launch, first fill and last store, which overlap with nothing
-    start_us: float = 1.0  # start of a CTA that is not persistent
-    store_us: float = 0.5  # store of a tile in boxes of 64 columns, during which the CTA does not multiply
-    split_us: float = 2.0  # adding sums through the cluster's shared memory
-    overlap: float = 0.07  # share of the shorter of two overlapping activities that still adds to the time
-
-
-def count_resident_ctas(config: WgmmaConfig) -> int:
-    """Return how many CTAs share an SM of sm_90a."""
-    if config.persistent or config.kernel != "one_group":
-        return 1
-    registers = config.accumulators + 40
-    return max(1, min(233472 // (config.smem_bytes + 1024), 65536 // (config.threads * registers)))
-
-
-def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int) -> float:
-    """Return the predicted time in microseconds: waves of tiles, or the time of DRAM if that is longer.
-
-    A step along K takes as long as the slowest of three things: its products, the loads of its operands from L2, and
-    the latency of a load divided by the loads in flight. Between two tiles, a CTA that is not persistent starts, fills
-    its ring and stores.
-    """
-    rates, split = Rates(), config.cluster if config.kernel == "split" else 1
-    resident = count_resident_ctas(config)
-    waves = math.ceil(config.tiles(m, n) * split / (sms * resident))
-    products = 2 * config.block_m * config.block_n * BOX_K * config.boxes_per_stage / rates.flops
-    # With multicast, the other CTAs of the cluster load a part of B for this one.
-    shared = config.block_n * (1 - 1 / config.cluster) if config.kernel == "specialised" else 0
-    operands = config.stage_bytes * (1 - shared / (config.block_m + config.block_n)) / rates.bytes_in
-    # Other rows start within a line of 128 bytes, so a row of a box touches two.
-    operands *= 1 if k % BOX_K == 0 else 1.5
-    if config.kernel == "one_group" and config.num_stages == 1:
-        waiting = (rates.latency_us + products) / resident
-    else:
-        waiting = rates.latency_us / (config.num_stages - 1) / resident
-    ends = rates.store_us * 64 / config.box + (0 if config.persistent else rates.start_us + rates.latency_us)
-    ends = 0 if resident > 1 and not config.persistent else ends  # other CTAs of the SM multiply meanwhile
-    step = max(products, operands, waiting) + rates.overlap * min(products, operands)
-    busy = waves * (math.ceil(config.steps(k) / split) * step * resident + ends)
-    dram = ((m + n) * k + m * n) * 2 / rates.dram_bytes
-    return max(busy, dram) + rates.overlap * min(busy, dram) + rates.launch_us + rates.split_us * (split > 1)
-
-
 def fits(config: WgmmaConfig, k: int) -> bool:
     """Return whether there are K steps for each CTA of a split."""
     return config.kernel != "split" or config.cluster <= config.steps(k)
-
-
-def best_config(m: int, n: int, k: int, sms: int) -> WgmmaConfig:
-    """Return the candidate that the model predicts to be fastest for C (m, n) with inner extent k."""
-    # With swap, a second row of tiles would read all of B again.
-    found = [
-        config for config in candidates() if fits(config, k) and (not config.swap or m <= config.block_n)
-    ]
-    return min(found, key=lambda config: predict_us(config, m, n, k, sms))

@@ -13,7 +13,7 @@
 // Compile it with `python -m ch10.wgmma_gemm --compile`, or by hand:
 //
 //     nvcc -arch=sm_90a -Itilelab/include -cubin ch10/wgmma_gemm/wgmma_gemm.cu -DKERNEL=SPECIALISED -DBLOCK_M=128
-//         -DBLOCK_N=256 -DSTAGES=4 -DCONSUMERS=2 -DBOXES_PER_STAGE=1 -DCLUSTER=1 -DEPILOGUE_SUBTILE=4 -DGROUP_M=4 -DSWAP=0
+//         -DBLOCK_N=256 -DSTAGES=4 -DCONSUMERS=2 -DBOXES_PER_STAGE=1 -DCLUSTER=1 -DCLUSTER_N=1 -DEPILOGUE_SUBTILE=4 -DGROUP_M=4 -DSWAP=0
 //
 // KERNEL selects one of three kernels:
 //   ONE_GROUP    one warp group issues both the loads and the products.
@@ -26,7 +26,8 @@
 //   CONSUMERS          warp groups that multiply; each takes BLOCK_M / CONSUMERS rows of the tile
 //   STAGES             stages of the ring
 //   BOXES_PER_STAGE    boxes of 64 columns of A, and as many of B, that a stage holds
-//   CLUSTER            CTAs that share tiles of B (one below the other), for SPLIT those that share a tile of C
+//   CLUSTER            CTAs one below the other, which share tiles of B; for SPLIT those that share a tile of C
+//   CLUSTER_N          columns of such CTAs in a cluster; CTAs side by side share tiles of A
 //   EPILOGUE_SUBTILE   number of parts in which the epilogue stores its tile
 //   GROUP_M            rows of tiles in a band of the raster (tile_coordinates)
 //   SWAP               1: A and B have changed places, and C is stored transposed
@@ -49,6 +50,7 @@ constexpr u32 RING_BYTES = STAGES * STAGE_BYTES;
 // of 64 columns, which are 64 rows of the product.
 constexpr int COLUMNS = BLOCK_N / EPILOGUE_SUBTILE;
 constexpr int BOX = SWAP || COLUMNS % 64 == 0 ? 64 : COLUMNS % 32 == 0 ? 32 : 16;
+constexpr int BOX_ROWS = SWAP ? COLUMNS : 64;  // of the boxes of C
 constexpr u32 SUBTILE_BYTES = ROWS * COLUMNS * 2;  // of one consumer
 constexpr u32 BUFFERS = EPILOGUE_SUBTILE > 1 ? 2 : 1;  // one is stored while the next is written
 constexpr u32 STAGED_BYTES = CONSUMERS * BUFFERS * SUBTILE_BYTES;
@@ -57,7 +59,7 @@ constexpr u32 STAGED_BYTES = CONSUMERS * BUFFERS * SUBTILE_BYTES;
 // banks after the one before it.
 constexpr int C_ROWS = SWAP ? BLOCK_N : BLOCK_M, C_COLUMNS = SWAP ? BLOCK_M : BLOCK_N, PITCH = C_COLUMNS + 8;
 constexpr u32 SUMS_BYTES = C_ROWS * PITCH * 4, SPLIT_BYTES = RING_BYTES > SUMS_BYTES ? RING_BYTES : SUMS_BYTES;
-static_assert(ROWS % 64 == 0 && BLOCK_N % (16 * EPILOGUE_SUBTILE) == 0 && (!SWAP || EPILOGUE_SUBTILE == 1), "");
+static_assert(ROWS % 64 == 0 && BLOCK_N % ((SWAP ? 8 : 16) * EPILOGUE_SUBTILE) == 0, "");
 
 // The ring and the staged C. The swizzle pattern repeats every 1,024 bytes, so tiles are aligned to that. The barriers
 // are in it too: a separate static array would come first, and aligning the ring behind it would waste 1,024 bytes.
@@ -89,7 +91,8 @@ __device__ __forceinline__ void multiply(float (&acc)[FRAGMENTS][BLOCK_N / 2], u
 //     rows 8-15   matrix 1: d[2] d[3]   matrix 3: d[6] d[7]
 //
 // Lane l passes the address of row l % 8 of matrix l / 8: row l % 16 of the warp, and the 16-byte unit j / 8 + l / 16.
-// If C is transposed, a matrix row is a column of the product: row j + l % 8 + 8 (l / 16), unit 2 warp + l / 8 % 2.
+// If C is transposed, a matrix row is a column of the product: row j + l % 8 + 8 (l / 16), unit 2 warp + l / 8 % 2. Then
+// a subtile may end with eight columns, matrices 0 and 1.
 __device__ __forceinline__ void stage_subtile(const float (&acc)[FRAGMENTS][BLOCK_N / 2], u32 staged, int subtile) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
@@ -98,11 +101,16 @@ __device__ __forceinline__ void stage_subtile(const float (&acc)[FRAGMENTS][BLOC
         for (int j = 0; j < COLUMNS; j += 16) {
             const float* d = acc[f] + (subtile * COLUMNS + j) / 2;
             const u32 matrix0 = pack_bf16x2(d[0], d[1]), matrix1 = pack_bf16x2(d[2], d[3]);
+            const u32 transposed_row = j + lane % 8 + lane / 16 * 8, transposed_unit = 2 * warp + lane / 8 % 2;
+            const u32 transposed =
+                staged + f * BOX_ROWS * 128 + swizzle_offset(transposed_row * 128 + transposed_unit * 16, 128);
+            if (SWAP && j + 8 == COLUMNS) {
+                stmatrix_x2_trans(transposed, matrix0, matrix1);
+                continue;
+            }
             const u32 matrix2 = pack_bf16x2(d[4], d[5]), matrix3 = pack_bf16x2(d[6], d[7]);
-            if constexpr (SWAP) {
-                const u32 row = j + lane % 8 + lane / 16 * 8, unit = 2 * warp + lane / 8 % 2;
-                stmatrix_x4_trans(staged + f * BLOCK_N * 128 + swizzle_offset(row * 128 + unit * 16, 128), matrix0,
-                                  matrix1, matrix2, matrix3);
+            if (SWAP) {
+                stmatrix_x4_trans(transposed, matrix0, matrix1, matrix2, matrix3);
             } else {
                 const u32 row = 16 * warp + lane % 16, unit = j % BOX / 8 + lane / 16;
                 stmatrix_x4(staged + (j / BOX * FRAGMENTS + f) * 64 * BOX * 2 +
@@ -115,7 +123,8 @@ __device__ __forceinline__ void stage_subtile(const float (&acc)[FRAGMENTS][BLOC
 // One thread per consumer asks TMA to store the staged boxes. TMA leaves out what lies outside of C.
 __device__ __forceinline__ void store_subtile(const TensorMap& c_map, u32 staged, int row, int column, int subtile) {
     if constexpr (SWAP) {
-        for (int f = 0; f < FRAGMENTS; ++f) tma_store_2d(c_map, staged + f * BLOCK_N * 128, row + f * 64, column);
+        for (int f = 0; f < FRAGMENTS; ++f)
+            tma_store_2d(c_map, staged + f * BOX_ROWS * 128, row + f * 64, column + subtile * COLUMNS);
     } else {
         for (int j = 0; j < COLUMNS; j += BOX)
             for (int f = 0; f < FRAGMENTS; ++f)
@@ -208,6 +217,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
 static_assert(STAGES > 1, "a stage is only released while the next one is being multiplied");
 
 constexpr int THREADS = 128 * (1 + CONSUMERS), CONSUMER_REGISTERS = consumer_registers(CONSUMERS, 1);
+constexpr u32 CLUSTER_SIZE = CLUSTER * CLUSTER_N;  // the CTA of rank r is in row r % CLUSTER, column r / CLUSTER
 
 struct Barriers {
     u32 full, empty;  // the first of STAGES barriers each, 8 bytes apart
@@ -224,17 +234,36 @@ __device__ __forceinline__ Barriers make_barriers(u32 address, u32 ctas) {
         fence_mbarrier_init();
     }
     __syncwarp();
-    if (CLUSTER > 1) cluster_arrive(), cluster_wait();  // other CTAs will signal these barriers
+    if (CLUSTER_SIZE > 1) cluster_arrive(), cluster_wait();  // other CTAs will signal these barriers
     else __syncthreads();
     return barriers;
 }
 
-// The producer's thread fills the ring, stage by stage. With MULTICAST, each CTA of the cluster loads 1 / CLUSTER of B
-// into the shared memory of all of them.
+// Load a box of BOX_ROWS rows that SHARERS CTAs need, of which this one is number `sharer`; bit r of `ctas` stands for
+// the CTA of rank r in the cluster. Each CTA loads its part of the rows into the shared memory of all sharers. A swizzled
+// part has whole groups of eight rows. If the rows do not divide so, the CTAs take turns in loading whole boxes.
+template <int SHARERS, int BOX_ROWS>
+__device__ __forceinline__ void load_box(u32 box, const TensorMap& map, int k, int row, u32 barrier, u32 sharer,
+                                         u32 ctas) {
+    if constexpr (SHARERS == 1) {
+        tma_load_2d(box, map, k, row, barrier);
+    } else if constexpr (BOX_ROWS % (8 * SHARERS) == 0) {
+        const u32 part = sharer * (BOX_ROWS / SHARERS);
+        tma_load_2d_multicast(box + part * 128, map, k, row + part, barrier, ctas);
+    } else if (k / BOX_K % SHARERS == sharer) {
+        tma_load_2d_multicast(box, map, k, row, barrier, ctas);
+    }
+}
+
+// The producer's thread fills the ring, stage by stage. With MULTICAST, the CTAs of a cluster share what they load: those
+// one below the other the boxes of B, those side by side the boxes of A.
 template <bool MULTICAST>
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, u32 ring, Barriers barriers,
                                         RingState<STAGES>& state, int row, int column, int first, int last) {
-    constexpr u32 B_ROWS_PER_CTA = BLOCK_N / CLUSTER;
+    const u32 rank = MULTICAST ? cluster_rank() : 0, m = rank % CLUSTER, n = rank / CLUSTER;
+    u32 same_row = 0;
+    for (int i = 0; i < CLUSTER_N; ++i) same_row |= 1 << (i * CLUSTER + m);
+    const u32 same_column = ((1 << CLUSTER) - 1) << (n * CLUSTER);
     for (int step = first; step < last; ++step, state.advance()) {
         // On a new barrier, a wait for the phase before the first one returns at once: all stages are empty.
         mbarrier_wait(barriers.empty + 8 * state.stage, state.phase ^ 1);
@@ -244,14 +273,9 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
         mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
         for (int box = 0; box < BOXES_PER_STAGE; ++box) {
             const int k = step * BLOCK_K + box * BOX_K;
-            tma_load_2d(a + box * A_BOX_BYTES, a_map, k, row, barrier);
-            if constexpr (MULTICAST) {
-                const u32 rank = cluster_rank();
-                tma_load_2d_multicast(b + box * B_BOX_BYTES + rank * B_ROWS_PER_CTA * 128, b_map, k,
-                                      column + rank * B_ROWS_PER_CTA, barrier, (1 << CLUSTER) - 1);
-            } else {
-                tma_load_2d(b + box * B_BOX_BYTES, b_map, k, column, barrier);
-            }
+            load_box<MULTICAST ? CLUSTER_N : 1, BLOCK_M>(a + box * A_BOX_BYTES, a_map, k, row, barrier, n, same_row);
+            load_box<MULTICAST ? CLUSTER : 1, BLOCK_N>(b + box * B_BOX_BYTES, b_map, k, column, barrier, m,
+                                                       same_column);
         }
         state.record_at(freed, FREE, step, state.stage);
         state.record(LOADED, step, state.stage);
@@ -263,7 +287,9 @@ template <bool MULTICAST>
 __device__ __forceinline__ void release(u32 barrier) {
     const u32 lane = threadIdx.x % 32;
     if constexpr (MULTICAST) {
-        if (lane < CLUSTER) mbarrier_arrive_cluster(barrier, lane);
+        const u32 rank = CLUSTER_N > 1 ? cluster_rank() : 0;  // with one column, all CTAs load into the stage
+        if (lane < CLUSTER_SIZE && (lane % CLUSTER == rank % CLUSTER || lane / CLUSTER == rank / CLUSTER))
+            mbarrier_arrive_cluster(barrier, lane);
     } else {
         if (lane == 0) mbarrier_arrive(barrier);
     }
@@ -298,17 +324,21 @@ __device__ __forceinline__ void consume(float (&acc)[FRAGMENTS][BLOCK_N / 2], u3
 #endif
 
 #if KERNEL == SPECIALISED
-// The CTAs of a cluster take tiles one below the other. If the grid has fewer CTAs than there are tiles, each CTA takes
+// The CTAs of a cluster take neighbouring tiles. If the grid has fewer CTAs than there are tiles, each CTA takes
 // several (persistent): the producer already loads the next tile while the consumers store this one.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     specialised(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
                 const __grid_constant__ TensorMap c_map, unsigned short* c, int M, int N, int K, u64 stride_c,
                 Recording recording) {
     RingState<STAGES> state(recording);
-    const u32 ring = shared_address(shared), warpgroup = threadIdx.x / 128, rank = CLUSTER > 1 ? cluster_rank() : 0;
-    const Barriers barriers = make_barriers(ring + RING_BYTES + STAGED_BYTES, CLUSTER);
-    const int tiles_m = (M + BLOCK_M * CLUSTER - 1) / (BLOCK_M * CLUSTER), tiles_n = (N + BLOCK_N - 1) / BLOCK_N;
-    const int steps = (K + BLOCK_K - 1) / BLOCK_K, clusters = gridDim.x / CLUSTER;
+    constexpr bool MULTICAST = CLUSTER_SIZE > 1;
+    const u32 ring = shared_address(shared), warpgroup = threadIdx.x / 128, rank = MULTICAST ? cluster_rank() : 0;
+    // A stage is filled by the CTAs of its row and of its column.
+    const Barriers barriers = make_barriers(ring + RING_BYTES + STAGED_BYTES, CLUSTER + CLUSTER_N - 1);
+    const int tiles_m = (M + BLOCK_M * CLUSTER - 1) / (BLOCK_M * CLUSTER);
+    const int tiles_n = (N + BLOCK_N * CLUSTER_N - 1) / (BLOCK_N * CLUSTER_N);
+    const int steps = (K + BLOCK_K - 1) / BLOCK_K, clusters = gridDim.x / CLUSTER_SIZE;
+    const int m = rank % CLUSTER, n = rank / CLUSTER;  // in the cluster
     if (warpgroup == 0) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0) {
@@ -316,10 +346,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             griddepcontrol_wait();
             griddepcontrol_launch_dependents();
             state.record(STARTED);
-            for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters) {
+            for (int tile_id = blockIdx.x / CLUSTER_SIZE; tile_id < tiles_m * tiles_n; tile_id += clusters) {
                 const Tile tile = tile_coordinates(tile_id, tiles_m, tiles_n, GROUP_M);
-                produce<(CLUSTER > 1)>(a_map, b_map, ring, barriers, state, (tile.m * CLUSTER + rank) * BLOCK_M,
-                                       tile.n * BLOCK_N, 0, steps);
+                produce<MULTICAST>(a_map, b_map, ring, barriers, state, (tile.m * CLUSTER + m) * BLOCK_M,
+                                   (tile.n * CLUSTER_N + n) * BLOCK_N, 0, steps);
             }
         }
         __syncwarp();
@@ -329,11 +359,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         u32 stored = 0;
         float acc[FRAGMENTS][BLOCK_N / 2];
         state.record(STARTED);
-        for (int tile_id = blockIdx.x / CLUSTER; tile_id < tiles_m * tiles_n; tile_id += clusters) {
+        for (int tile_id = blockIdx.x / CLUSTER_SIZE; tile_id < tiles_m * tiles_n; tile_id += clusters) {
             const Tile tile = tile_coordinates(tile_id, tiles_m, tiles_n, GROUP_M);
-            consume<(CLUSTER > 1)>(acc, ring, barriers, state, 0, steps);
-            const int row = (tile.m * CLUSTER + rank) * BLOCK_M + consumer * ROWS;
-            epilogue(acc, c_map, staged, stored, row, tile.n * BLOCK_N, warpgroup);
+            consume<MULTICAST>(acc, ring, barriers, state, 0, steps);
+            const int row = (tile.m * CLUSTER + m) * BLOCK_M + consumer * ROWS;
+            epilogue(acc, c_map, staged, stored, row, (tile.n * CLUSTER_N + n) * BLOCK_N, warpgroup);
             state.record(STORED, tile_id);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();  // shared memory must outlive the stores that read it
@@ -341,7 +371,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     state.finish();
     // The other CTAs of the cluster still signal barriers in this CTA's shared memory, which ends with the CTA.
     __syncwarp();
-    if (CLUSTER > 1) cluster_arrive(), cluster_wait();
+    if (MULTICAST) cluster_arrive(), cluster_wait();
 }
 #endif
 

@@ -22,7 +22,8 @@ from tilelab.runtime import device, provenance
 
 SOURCE = pathlib.Path(__file__).with_suffix(".cu")
 NOTEBOOK = ROOT / "notebooks" / "ch07_resample.ipynb"
-LESSON = ("search_per_thread", "warp_search", "note_v2")  # kernels of its cells
+NOTE = SOURCE.with_name("note_v2.cu")
+BESIDE = ("search_per_thread", "warp_search", "note_v2")  # kernels of its cells, and of the note
 EVERY_THREAD, EVERY_LANE, LANE_0 = "every thread", "every lane", "lane 0"
 SHARED, GLOBAL = "shared memory", "global memory"
 NEIGHBOURS, EVERY_FOURTH, A_ROW_PER_LANE = "neighbours", "every fourth", "a row per lane"
@@ -51,6 +52,12 @@ def find_variant(**constants: str | int) -> cuda_magic.CudaKernel:
     return kernels["search_variant" if "SEARCHES" in constants else "order_variant"]
 
 
+def find_kernels() -> dict[str, cuda_magic.CudaKernel]:
+    """Return the kernels of the lesson and the note's version 2, by name."""
+    constants = ("-DDEPTH=128", "-DTIMES=1024", "-DCHUNK=64")
+    return cuda_magic.notebook_kernels(NOTEBOOK) | cuda_magic.find_kernels(NOTE.read_text(), constants)
+
+
 def _in_no_order(prepare: Callable) -> Callable:
     """Return a candidate that gets the targets of each batch in no order, so that neighbours need distant rows."""
 
@@ -67,7 +74,7 @@ def make_candidates(sms: int) -> dict[str, tuple[dict, Callable]]:
     `searches` says who searches for a target, `times` where the source times are read, `order` which elements a warp
     reads at once, and `grid` how many blocks there are. `sms` is for the note's grid.
     """
-    cells = cuda_magic.notebook_kernels(NOTEBOOK)
+    cells = find_kernels()
     by_chunk, note_grid = exercises.by_chunk, f"{2 * sms} blocks"
     rows = {
         "note_v2": (LANE_0, SHARED, NEIGHBOURS, note_grid, by_chunk(cells["note_v2"], 2 * sms)),
@@ -105,10 +112,10 @@ def make_candidates(sms: int) -> dict[str, tuple[dict, Callable]]:
 
 
 def source() -> str:
-    """Return the hash of the variants and of the lesson's kernels."""
-    cells = cuda_magic.notebook_kernels(NOTEBOOK)
+    """Return the hash of the variants and of the kernels beside them."""
+    cells = find_kernels()
     ours = provenance.source_hash(SOURCE, find_variant, make_candidates, _in_no_order)
-    return lesson.ladder_hash([ours, *(cells[name].source_hash() for name in LESSON)])
+    return lesson.ladder_hash([ours, *(cells[name].source_hash() for name in BESIDE)])
 
 
 @results.experiment("ch07_resample_searches", source)

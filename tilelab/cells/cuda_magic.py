@@ -93,6 +93,7 @@ class CudaKernel:
     target: str
     expression: str = ""  # in C++, for a kernel that is no function of C: "ns::gemm<128, 64>"
     cluster_dims: int = 1  # of __cluster_dims__
+    changed_from: str = dataclasses.field(default="", compare=False)  # the kernel of --changed-from
 
     @functools.cached_property
     def symbol(self) -> str:
@@ -517,6 +518,9 @@ def run_cell(line: str, cell: str, names: dict[str, Any]) -> Any:
             f"{len(changed)} of {len(cell.splitlines())} lines are new or changed since {before.name}: "
             f"{_ranges(changed) or 'none'}"
         )
+        kernels = {
+            name: dataclasses.replace(kernel, changed_from=before.name) for name, kernel in kernels.items()
+        }
     names.update(kernels)
     return eval(options.then, names)
 

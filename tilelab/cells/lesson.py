@@ -3,13 +3,15 @@
     ladder = lesson.Ladder("ch07_bulk_copy_ladder", "torch copy_", prepare_torch, make_inputs, check, nbytes=2 << 30)
     ladder.step(first_copy, prepare_first)     # below the cell that holds first_copy
 
-Each step checks the version, times it together with the peer and the version before, and shows a table of all versions
-so far. Without a GPU a CUDA version is checked in the emulator and a Triton version in the interpreter, and recorded
-figures are shown. Of a Triton or Gluon version, `step` also prints what the compiler makes of it, GPU or not.
+Each step checks the version, times it together with the peer, and shows a table of all versions so far. Only × the peer
+ranks them: the chip warms, so that milliseconds of different rows do not compare. Without a GPU a CUDA version is
+checked in the emulator and a Triton version in the interpreter, and recorded figures are shown. Of a Triton or Gluon
+version, `step` also prints what the compiler makes of it, GPU or not.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import os
@@ -55,14 +57,14 @@ NOT_TIMED = "this version was not timed"
 COLUMNS = {
     "version": "version",
     "ms": "ms",
-    "peer_ms": "{peer}, ms",
     "gbps": "GB/s",
     "tflops": "TFLOP/s",
     "ratio": "× {peer}",
     "spread": "±",
-    "gain": "× version before",
+    "gain": "gain",
     "check": "check",
 }
+SHOWN = 2  # the last rows of a ladder's table; those before are folded
 
 
 def code_hash(kernel: Any, prepare: Callable | None = None) -> str:
@@ -283,7 +285,6 @@ class Ladder:
         self.experiment, self.peer, self.prepare_peer = experiment, peer, prepare_peer
         self.make_inputs, self.check, self.nbytes, self.flops = make_inputs, check, nbytes, flops
         self.rows: list[dict] = []
-        self._before: tuple[str, Callable] | None = None
         self._example: Sequence = ()
 
     def step(
@@ -298,8 +299,9 @@ class Ladder:
     ) -> results.Table:
         """Check and time a version, and return the table of all versions so far.
 
-        Of a Triton or Gluon function it first prints what the compiler makes of the launch. With `changed_from`, a
-        function of a cell above, it also prints which lines changed, with `ptx` and `sass` the matching instructions.
+        The gain is over the version that this one was changed from, or over the fastest one before. Of a Triton or
+        Gluon function it first prints what the compiler makes of the launch. With `changed_from`, a function of a cell
+        above, it also prints which lines changed, with `ptx` and `sass` the matching instructions.
         """
         name, code = name or getattr(kernel, "name", "") or kernel.__name__, code_hash(kernel, prepare)
         problem = ""
@@ -307,13 +309,29 @@ class Ladder:
             problem = self._show_build(kernel, prepare, name, changed_from, ptx, sass)
         if device.current().has_tma:
             with device.explain_missing_memory(name):
-                label = self._measure(name, prepare, code)
+                label = self._measure(kernel, name, prepare, code, changed_from)
         else:
-            label = self._find_recorded(kernel, name, prepare, code, problem)
+            label = self._find_recorded(kernel, name, prepare, code, problem, changed_from)
         columns = [column for column in COLUMNS if any(column in row for row in self.rows)]
         named = {column: COLUMNS[column].format(peer=self.peer) for column in columns}
         rows = [{named[column]: row.get(column) for column in columns} for row in self.rows]
-        return results.table(rows, label, list(named.values()))
+        if len(self.rows) > 1:
+            label += f"; only × {self.peer} compares rows, milliseconds do not: the chip warms"
+        table = results.table(rows, label, list(named.values()))
+        return dataclasses.replace(table, folded=max(0, len(rows) - SHOWN))
+
+    def _add(self, kernel, row: dict, changed_from: Any = None) -> None:
+        """Append a row, and say in it what the version gains over its baseline."""
+        origin = getattr(kernel, "changed_from", "") or (changed_from and changed_from.fn.__name__) or ""
+        timed = [each for each in self.rows if each.get("ratio")]
+        own = [each for each in timed if each["version"].split(",")[0] == origin]
+        if timed and row.get("ratio"):
+            baseline = own[-1] if own else max(timed, key=lambda each: each["ratio"])
+            apart = abs(row["ratio"] - baseline["ratio"])
+            row["gain"] = f"{row['ratio'] / baseline['ratio']:.2f} × {baseline['version']}"
+            if apart <= max(each.get("spread", 0) for each in (row, baseline)):
+                row["gain"] = f"no difference from {baseline['version']}"
+        self.rows.append(row)
 
     def _show_build(self, kernel, prepare: Callable, name: str, changed_from, ptx: str, sass: str) -> str:
         """Compile what `prepare` launches, print it, and return why it cannot be launched, or ""."""
@@ -327,29 +345,19 @@ class Ladder:
             print(triton_cell.describe_changes(changed_from, kernel))
         return report.reason
 
-    def _measure(self, name: str, prepare: Callable, code: str) -> str:
+    def _measure(self, kernel, name: str, prepare: Callable, code: str, changed_from: Any) -> str:
         if wrong := self.check(prepare):
-            self.rows.append(
-                {
-                    "version": name,
-                    "code": code,
-                    "status": "wrong",
-                    "reason": wrong,
-                    "check": f"wrong: {wrong}",
-                }
-            )
+            wrong_row = {"version": name, "code": code, "status": "wrong", "reason": wrong}
+            self.rows.append(wrong_row | {"check": f"wrong: {wrong}"})
             return f"live on {device.current().name}"
-        before = {self._before[0]: self._before[1]} if self._before else {}
         timed = bench.compare(
-            {self.peer: self.prepare_peer, **before, name: prepare},
+            {self.peer: self.prepare_peer, name: prepare},
             self.make_inputs,
             self.peer,
             flops=self.flops,
             nbytes=self.nbytes,
         )
-        gain = {"gain": timed[self._before[0]].ms / timed[name].ms} if before else {}
-        self.rows.append({"version": name, "code": code, **timed[name].row(), **gain, "check": "ok"})
-        self._before = name, prepare
+        self._add(kernel, {"version": name, "code": code, **timed[name].row(), "check": "ok"}, changed_from)
         record = results.make_record(
             self.experiment, self.rows, ladder_hash([row["code"] for row in self.rows])
         )
@@ -357,7 +365,9 @@ class Ladder:
             results.save(record)
         return results.Record(record, live=True).label()
 
-    def _find_recorded(self, kernel, name: str, prepare: Callable, code: str, problem: str) -> str:
+    def _find_recorded(
+        self, kernel, name: str, prepare: Callable, code: str, problem: str, changed_from: Any
+    ) -> str:
         if triton_cell.is_gluon(kernel) and (problem or not gluon_emulator.is_enabled()):
             wrong, fine = problem and f"wrong: {problem}", f"compiled for {cuda_magic.default_target()}"
         else:
@@ -374,17 +384,14 @@ class Ladder:
         except FileNotFoundError:
             self.rows.append({"version": name, "check": wrong or fine})
             return f"{self.experiment} is not recorded"
-        place, row = next(
-            ((place, row) for place, row in enumerate(record.rows) if row["version"] == name), (0, None)
-        )
-        said, before = wrong or fine, self.rows[-1] if self.rows else {}
+        row = next((row for row in record.rows if row["version"] == name), None)
+        said = wrong or fine
         if row and row["code"] != code:  # figures of another text would be taken for this one's
             row = {"version": name}
             said += f"; {NOT_TIMED}"
-        elif row and (not place or before.get("code") != record.rows[place - 1]["code"]):
-            row = {key: value for key, value in row.items() if key != "gain"}
-        self.rows.append({**(row or {"version": name}), "check": said})
-        return record.label() if row else f"{name} is not recorded"
+        row = {key: value for key, value in (row or {"version": name}).items() if key != "gain"}
+        self._add(kernel, row | {"check": said}, changed_from)
+        return record.label() if "code" in row else f"{name} is not recorded"
 
     def sweep(
         self, experiment: str, versions: dict[tuple, tuple], keys: Sequence[str], rounds: int = 8

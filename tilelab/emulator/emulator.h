@@ -1,6 +1,7 @@
 // The calls of a cell into engine.cpp, which is compiled once. cuda.h adds the words of CUDA C++.
 #pragma once
 #include <cstdint>
+#include <initializer_list>
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS  // Bessel functions and the like, which take half of the time to compile a cell
 #include <math.h>
 #include <stddef.h>
@@ -109,7 +110,7 @@ inline void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool 
 }
 void commit_products();
 void wait_for_products(u32 pending);
-void store_matrices(u32 address, const u32 (&rows)[4], bool transposed);
+void store_matrices(u32 address, std::initializer_list<u32> rows, bool transposed);
 
 u32 bf16_bits(float value);  // rounded to the nearest even
 u32 f16_bits(float value);

@@ -1501,13 +1501,13 @@ void wait_for_products(u32 pending) {
 
 // ---- stmatrix: tilelab/include/tma.cuh describes which lane holds what
 
-void store_matrices(u32 address, const u32 (&rows)[4], bool transposed) {
+void store_matrices(u32 address, std::initializer_list<u32> rows, bool transposed) {
     const Votes votes = meet("stmatrix", 0xffffffff, address);
     if (votes.filled != 0xffffffff) fail("stmatrix needs all 32 lanes of the warp");
     const u32 lane = lane_number();
-    for (u32 matrix = 0; matrix < 4; ++matrix)
+    for (u32 matrix = 0; matrix < rows.size(); ++matrix)
         for (u32 half = 0; half < 2; ++half) {
-            const u32 row = lane / 4, column = lane % 4 * 2 + half, element = rows[matrix] >> 16 * half;
+            const u32 row = lane / 4, column = lane % 4 * 2 + half, element = rows.begin()[matrix] >> 16 * half;
             const u32 line = u32(votes.slots[matrix * 8 + (transposed ? column : row)]);
             u8* const unit = find_shared(line, 16, "a row of stmatrix");
             if (transposed) record_shared(line + 2 * row, 2, true, "stmatrix");

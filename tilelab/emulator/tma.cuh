@@ -63,6 +63,7 @@ void wgmma_wait() {
 inline void stmatrix_x4(u32 address, u32 a, u32 b, u32 c, u32 d) {
     emulator::store_matrices(address, {a, b, c, d}, false);
 }
+inline void stmatrix_x2_trans(u32 address, u32 a, u32 b) { emulator::store_matrices(address, {a, b}, true); }
 inline void stmatrix_x4_trans(u32 address, u32 a, u32 b, u32 c, u32 d) {
     emulator::store_matrices(address, {a, b, c, d}, true);
 }

@@ -58,29 +58,44 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&d)[COUNT]) {
 //     eight rows below       d[4j + 2]                d[4j + 3]
 //
 // The instruction lists each register of d by name, and inline PTX has no arrays. REGISTERS_r(FIRST, NEXT) lists the
-// numbers 0 to r - 1 in groups of eight, from which WGMMA makes the names (%0, %1, ...) and the operands (d[0], ...).
+// numbers 0 to r - 1 in groups of four, from which WGMMA makes the names (%0, %1, ...) and the operands (d[0], ...).
 // OPERANDS has no parameter called d, because d is the array.
 
-#define REGISTERS_8(FIRST, NEXT) FIRST(0, 1, 2, 3, 4, 5, 6, 7)
-#define REGISTERS_16(FIRST, NEXT) REGISTERS_8(FIRST, NEXT) NEXT(8, 9, 10, 11, 12, 13, 14, 15)
-#define REGISTERS_24(FIRST, NEXT) REGISTERS_16(FIRST, NEXT) NEXT(16, 17, 18, 19, 20, 21, 22, 23)
-#define REGISTERS_32(FIRST, NEXT) REGISTERS_24(FIRST, NEXT) NEXT(24, 25, 26, 27, 28, 29, 30, 31)
-#define REGISTERS_40(FIRST, NEXT) REGISTERS_32(FIRST, NEXT) NEXT(32, 33, 34, 35, 36, 37, 38, 39)
-#define REGISTERS_48(FIRST, NEXT) REGISTERS_40(FIRST, NEXT) NEXT(40, 41, 42, 43, 44, 45, 46, 47)
-#define REGISTERS_56(FIRST, NEXT) REGISTERS_48(FIRST, NEXT) NEXT(48, 49, 50, 51, 52, 53, 54, 55)
-#define REGISTERS_64(FIRST, NEXT) REGISTERS_56(FIRST, NEXT) NEXT(56, 57, 58, 59, 60, 61, 62, 63)
-#define REGISTERS_72(FIRST, NEXT) REGISTERS_64(FIRST, NEXT) NEXT(64, 65, 66, 67, 68, 69, 70, 71)
-#define REGISTERS_80(FIRST, NEXT) REGISTERS_72(FIRST, NEXT) NEXT(72, 73, 74, 75, 76, 77, 78, 79)
-#define REGISTERS_88(FIRST, NEXT) REGISTERS_80(FIRST, NEXT) NEXT(80, 81, 82, 83, 84, 85, 86, 87)
-#define REGISTERS_96(FIRST, NEXT) REGISTERS_88(FIRST, NEXT) NEXT(88, 89, 90, 91, 92, 93, 94, 95)
-#define REGISTERS_104(FIRST, NEXT) REGISTERS_96(FIRST, NEXT) NEXT(96, 97, 98, 99, 100, 101, 102, 103)
-#define REGISTERS_112(FIRST, NEXT) REGISTERS_104(FIRST, NEXT) NEXT(104, 105, 106, 107, 108, 109, 110, 111)
-#define REGISTERS_120(FIRST, NEXT) REGISTERS_112(FIRST, NEXT) NEXT(112, 113, 114, 115, 116, 117, 118, 119)
-#define REGISTERS_128(FIRST, NEXT) REGISTERS_120(FIRST, NEXT) NEXT(120, 121, 122, 123, 124, 125, 126, 127)
-#define NAMES(a, b, c, d, e, f, g, h) "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h
+#define REGISTERS_4(FIRST, NEXT) FIRST(0, 1, 2, 3)
+#define REGISTERS_8(FIRST, NEXT) REGISTERS_4(FIRST, NEXT) NEXT(4, 5, 6, 7)
+#define REGISTERS_12(FIRST, NEXT) REGISTERS_8(FIRST, NEXT) NEXT(8, 9, 10, 11)
+#define REGISTERS_16(FIRST, NEXT) REGISTERS_12(FIRST, NEXT) NEXT(12, 13, 14, 15)
+#define REGISTERS_20(FIRST, NEXT) REGISTERS_16(FIRST, NEXT) NEXT(16, 17, 18, 19)
+#define REGISTERS_24(FIRST, NEXT) REGISTERS_20(FIRST, NEXT) NEXT(20, 21, 22, 23)
+#define REGISTERS_28(FIRST, NEXT) REGISTERS_24(FIRST, NEXT) NEXT(24, 25, 26, 27)
+#define REGISTERS_32(FIRST, NEXT) REGISTERS_28(FIRST, NEXT) NEXT(28, 29, 30, 31)
+#define REGISTERS_36(FIRST, NEXT) REGISTERS_32(FIRST, NEXT) NEXT(32, 33, 34, 35)
+#define REGISTERS_40(FIRST, NEXT) REGISTERS_36(FIRST, NEXT) NEXT(36, 37, 38, 39)
+#define REGISTERS_44(FIRST, NEXT) REGISTERS_40(FIRST, NEXT) NEXT(40, 41, 42, 43)
+#define REGISTERS_48(FIRST, NEXT) REGISTERS_44(FIRST, NEXT) NEXT(44, 45, 46, 47)
+#define REGISTERS_52(FIRST, NEXT) REGISTERS_48(FIRST, NEXT) NEXT(48, 49, 50, 51)
+#define REGISTERS_56(FIRST, NEXT) REGISTERS_52(FIRST, NEXT) NEXT(52, 53, 54, 55)
+#define REGISTERS_60(FIRST, NEXT) REGISTERS_56(FIRST, NEXT) NEXT(56, 57, 58, 59)
+#define REGISTERS_64(FIRST, NEXT) REGISTERS_60(FIRST, NEXT) NEXT(60, 61, 62, 63)
+#define REGISTERS_68(FIRST, NEXT) REGISTERS_64(FIRST, NEXT) NEXT(64, 65, 66, 67)
+#define REGISTERS_72(FIRST, NEXT) REGISTERS_68(FIRST, NEXT) NEXT(68, 69, 70, 71)
+#define REGISTERS_76(FIRST, NEXT) REGISTERS_72(FIRST, NEXT) NEXT(72, 73, 74, 75)
+#define REGISTERS_80(FIRST, NEXT) REGISTERS_76(FIRST, NEXT) NEXT(76, 77, 78, 79)
+#define REGISTERS_84(FIRST, NEXT) REGISTERS_80(FIRST, NEXT) NEXT(80, 81, 82, 83)
+#define REGISTERS_88(FIRST, NEXT) REGISTERS_84(FIRST, NEXT) NEXT(84, 85, 86, 87)
+#define REGISTERS_92(FIRST, NEXT) REGISTERS_88(FIRST, NEXT) NEXT(88, 89, 90, 91)
+#define REGISTERS_96(FIRST, NEXT) REGISTERS_92(FIRST, NEXT) NEXT(92, 93, 94, 95)
+#define REGISTERS_100(FIRST, NEXT) REGISTERS_96(FIRST, NEXT) NEXT(96, 97, 98, 99)
+#define REGISTERS_104(FIRST, NEXT) REGISTERS_100(FIRST, NEXT) NEXT(100, 101, 102, 103)
+#define REGISTERS_108(FIRST, NEXT) REGISTERS_104(FIRST, NEXT) NEXT(104, 105, 106, 107)
+#define REGISTERS_112(FIRST, NEXT) REGISTERS_108(FIRST, NEXT) NEXT(108, 109, 110, 111)
+#define REGISTERS_116(FIRST, NEXT) REGISTERS_112(FIRST, NEXT) NEXT(112, 113, 114, 115)
+#define REGISTERS_120(FIRST, NEXT) REGISTERS_116(FIRST, NEXT) NEXT(116, 117, 118, 119)
+#define REGISTERS_124(FIRST, NEXT) REGISTERS_120(FIRST, NEXT) NEXT(120, 121, 122, 123)
+#define REGISTERS_128(FIRST, NEXT) REGISTERS_124(FIRST, NEXT) NEXT(124, 125, 126, 127)
+#define NAMES(a, b, c, e) "%" #a ", %" #b ", %" #c ", %" #e
 #define MORE_NAMES(...) ", " NAMES(__VA_ARGS__)
-#define OPERANDS(a, b, c, e, f, g, h, i) \
-    "+f"(d[a]), "+f"(d[b]), "+f"(d[c]), "+f"(d[e]), "+f"(d[f]), "+f"(d[g]), "+f"(d[h]), "+f"(d[i])
+#define OPERANDS(a, b, c, e) "+f"(d[a]), "+f"(d[b]), "+f"(d[c]), "+f"(d[e])
 #define MORE_OPERANDS(...) , OPERANDS(__VA_ARGS__)
 
 // N is the width of d, and R the number of its registers in a thread. A, B and P are the numbers of the operands after
@@ -96,22 +111,38 @@ __device__ __forceinline__ void warpgroup_fence_operand(float (&d)[COUNT]) {
 // A and B are bf16, 16 columns of each.
 template <int WIDTH>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[WIDTH / 2], u64 a, u64 b, u32 accumulate) {
-    static_assert(WIDTH % 16 == 0 && WIDTH <= 256, "WIDTH must be a multiple of 16, up to 256");
+    static_assert(WIDTH % 8 == 0 && WIDTH <= 256, "WIDTH must be a multiple of 8, up to 256");
+    WGMMA(8, 4, 4, 5, 6, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(16, 8, 8, 9, 10, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(24, 12, 12, 13, 14, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(32, 16, 16, 17, 18, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(40, 20, 20, 21, 22, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(48, 24, 24, 25, 26, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(56, 28, 28, 29, 30, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(64, 32, 32, 33, 34, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(72, 36, 36, 37, 38, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(80, 40, 40, 41, 42, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(88, 44, 44, 45, 46, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(96, 48, 48, 49, 50, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(104, 52, 52, 53, 54, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(112, 56, 56, 57, 58, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(120, 60, 60, 61, 62, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(128, 64, 64, 65, 66, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(136, 68, 68, 69, 70, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(144, 72, 72, 73, 74, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(152, 76, 76, 77, 78, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(160, 80, 80, 81, 82, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(168, 84, 84, 85, 86, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(176, 88, 88, 89, 90, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(184, 92, 92, 93, 94, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(192, 96, 96, 97, 98, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(200, 100, 100, 101, 102, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(208, 104, 104, 105, 106, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(216, 108, 108, 109, 110, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(224, 112, 112, 113, 114, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(232, 116, 116, 117, 118, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(240, 120, 120, 121, 122, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+    WGMMA(248, 124, 124, 125, 126, "k16.f32.bf16.bf16", "1, 1, 0, 0")
     WGMMA(256, 128, 128, 129, 130, "k16.f32.bf16.bf16", "1, 1, 0, 0")
 }
 

@@ -143,11 +143,15 @@ def stale_reason(record: dict, source: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of texts with a caption that states their origin. Only a notebook needs pandas to show them."""
+    """Rows of texts with a caption that states their origin. Only a notebook needs pandas to show them.
+
+    A notebook shows the first `folded` rows only when the reader opens them.
+    """
 
     columns: list[str]
     rows: list[list[str]]
     caption: str
+    folded: int = 0
 
     @property
     def frame(self) -> Any:
@@ -162,7 +166,12 @@ class Table:
         return "\n".join([self.caption, *(" ".join(map(str.rjust, line, widths)) for line in lines)])
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self.caption)}</p>\n{self.frame.to_html(index=False, border=0)}"
+        first, rest = (
+            part.to_html(index=False, border=0)
+            for part in (self.frame[: self.folded], self.frame[self.folded :])
+        )
+        earlier = f"<details><summary>{self.folded} earlier rows</summary>\n{first}\n</details>\n"
+        return f"<p>{html.escape(self.caption)}</p>\n{earlier if self.folded else ''}{rest}"
 
 
 def format_cell(value: Any) -> str:

@@ -34,14 +34,20 @@ def folder() -> pathlib.Path:
     return pathlib.Path(os.environ.get("TILES_TUNED") or pathlib.Path(__file__).with_name("tuned_tables"))
 
 
+def user_folder() -> pathlib.Path:
+    """Return the folder of the tables that config="tune" makes: TILES_TUNED, else one in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return pathlib.Path(os.environ.get("TILES_TUNED") or pathlib.Path(cache, "tiles-in-flight/tuned"))
+
+
 def table_path(kernel: str, gpu: str) -> pathlib.Path:
     """Return the file of `kernel` for a GPU, by the name that its driver gives it."""
     return folder() / device.Device(gpu).slug / f"{kernel}.json"
 
 
-def load(kernel: str, gpu: str) -> list[dict]:
+def load(kernel: str, gpu: str, path: pathlib.Path | None = None) -> list[dict]:
     """Return the rows of a table; none if there is no file. ValueError, in one sentence, for a damaged file."""
-    path = table_path(kernel, gpu)
+    path = path or table_path(kernel, gpu)
     try:
         state = path.stat()
     except OSError:
@@ -80,7 +86,17 @@ def _check_row(row: dict) -> None:
             raise ValueError(f"{name} of a configuration is too large")
 
 
-def keep(kernel: str, rows: Iterable[dict], gpu: str, replace: bool = False) -> list[str]:
+def keep_for_user(kernel: str, row: dict, gpu: str) -> None:
+    """Keep a row in the user's own table. A folder that cannot be written, or a damaged file, is no error."""
+    with contextlib.suppress(OSError, ValueError, filelock.Timeout):
+        keep(
+            kernel, [row], gpu, replace=True, path=user_folder() / device.Device(gpu).slug / f"{kernel}.json"
+        )
+
+
+def keep(
+    kernel: str, rows: Iterable[dict], gpu: str, replace: bool = False, path: pathlib.Path | None = None
+) -> list[str]:
     """Merge rows of `tilelab.sweeps.tune` into the table of `kernel`, and return a sentence for each row.
 
     A row has m, n, k, dtype, a `config` (a dataclass), us, peer, peer_us, ratio, spread, tried and `source`. A shape
@@ -88,11 +104,11 @@ def keep(kernel: str, rows: Iterable[dict], gpu: str, replace: bool = False) -> 
     source has changed, or `replace` is true. The next call of an operator in this process is planned anew, with the new
     table. Raises ValueError for a damaged file, which is left as it is, and OSError when the file cannot be written.
     """
-    path = table_path(kernel, gpu)
+    path = path or table_path(kernel, gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     said = []
     with filelock.FileLock(f"{path}.lock", timeout=60):
-        table = {_key(row): row for row in load(kernel, gpu)}
+        table = {_key(row): row for row in load(kernel, gpu, path)}
         for row in rows:
             new, old = _format(row), table.get(_key(row))
             shape = "{m} × {n} × {k}".format_map(row)
@@ -145,6 +161,36 @@ def _format(row: dict) -> dict:
     }
 
 
+def _rows(kernel: str, dtype: str) -> list[dict]:
+    """Return the rows of the tables for the GPU here, those of the user first; none of a table that is damaged."""
+    gpu, found = device.current().name or "", []
+    for path in dict.fromkeys(
+        (user_folder() / device.Device(gpu).slug / f"{kernel}.json", table_path(kernel, gpu))
+    ):
+        with contextlib.suppress(ValueError):
+            found += [row for row in load(kernel, gpu, path) if row["dtype"] == dtype]
+    return found
+
+
+def find_exact(
+    kernel: str,
+    kind: Callable[..., Any],
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    can_run: Callable[[Any], bool],
+    source: Callable[[], str] | None = None,
+) -> tuple[Any, str] | None:
+    """Return (configuration, "tuned") if the table of the GPU here has a row of this very shape, as `find` does."""
+    for row in _rows(kernel, dtype):
+        if (row["m"], row["n"], row["k"]) == (m, n, k):
+            with contextlib.suppress(TypeError, ValueError):
+                if can_run(config := kind(**row["config"])):
+                    return config, "tuned" + _describe_age(row, source)
+    return None
+
+
 def find(
     kernel: str,
     kind: Callable[..., Any],
@@ -170,9 +216,9 @@ def find(
     """
     if not m or not n or not k:  # nothing to multiply
         return None
-    rows: list[dict] = []
-    with contextlib.suppress(ValueError):
-        rows = [row for row in load(kernel, device.current().name or "") if row["dtype"] == dtype]
+    if exact := find_exact(kernel, kind, m, n, k, dtype, can_run, source):
+        return exact
+    rows = _rows(kernel, dtype)
     near = []  # type: ignore[var-annotated]
     for row in sorted(rows, key=lambda row: _distance(row, m, n, k)):
         distance = _distance(row, m, n, k)
@@ -184,8 +230,6 @@ def find(
             continue
         if not can_run(config):
             continue
-        if distance == 0:
-            return config, "tuned" + _describe_age(row, source)
         near.append((config, row, row["us"] / predict_us(config, row["m"], row["n"], row["k"])))
     if not near:
         return None

@@ -183,8 +183,8 @@ def check_rings(kernel) -> None:
 CHECKS = {
     "Exercise 1": check_too_early,
     "Exercise 2": check_ring,
-    "Exercise 3": check_rings,
-    "Exercise 4": check_scale,
+    "Exercise 3": check_scale,
+    "Exercise 4": check_rings,
 }
 
 

@@ -1,7 +1,6 @@
 """Pictures of bulk copies: speed against bytes in flight, and the order of the chunks."""
 
 from tilelab.pictures import plots
-from tilelab.records import results
 
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 
@@ -56,16 +55,15 @@ def draw_fronts(record) -> plots.Picture:
     )
 
 
-def little_table(record) -> results.Table:
-    """Return the rings in the order of the KiB that they have under way; the caption has the smallest one's latency."""
-    shown = {"stages": "stages", "kib": "KiB per buffer", "gbps": "GB/s", "ratio": "× torch"}
-    rows = []
-    for row in sorted(record.rows, key=_kib_loading):
-        named = {title: row.get(key) for key, title in shown.items()}
-        rows.append({"KiB under way per SM": _kib_loading(row)} | named)
+def describe_littles_law(record) -> str:
+    """Return in one line how many bytes per SM the smallest buffer's latency asks for at the peer's bandwidth."""
     first = min(record.rows, key=_kib_loading)
     if "gbps" not in first:
-        return results.table(rows, record.label())
-    turn_us = first["kib"] * 1024 * record.device["sms"] / (first["gbps"] / 2) / 1e3
-    turn = f"a buffer of {first['kib']} KiB is loaded and stored in {turn_us:.2f} µs"
-    return results.table(rows, f"{record.label()}; {turn}")
+        return record.label()
+    sms, peer_gbps = record.device["sms"], first["gbps"] / first["ratio"]
+    latency_us = first["kib"] * 1024 * sms / (first["gbps"] / 2) / 1e3
+    moved = peer_gbps * latency_us / sms
+    return (
+        f"{peer_gbps:,.0f} GB/s × {latency_us:.2f} µs / {sms} SMs = {moved:.0f} KB per SM, of which loads are half, "
+        f"{moved / 2:.0f} KB; {record.label()}"
+    )

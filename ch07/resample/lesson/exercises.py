@@ -15,26 +15,13 @@ from ch07.resample import EXAMPLE, compulsory_bytes, spec
 from ch07.resample.lesson import experiments, figures, published_kernel
 from tilelab import emulator
 from tilelab.cells import lesson
-from tilelab.cells.cuda_magic import make_tensor_map
 from tilelab.measure.check import check_exercise
 
 DEPTH, TIMES, CHUNK = 128, 1024, 64  # features per row, most source times, targets per chunk
 MOST_STEPS = 200  # basic blocks of a kernel that all threads of a block execute per target of a search
 # B, S, T: a short chunk; two sources; all of shared memory; chunks that end with their batch, and those that do not.
 SMALL = ((2, 33, 70), (1, 2, 5), (1, TIMES, 65), (3, 100, 64))
-VERSIONS = (
-    "search_per_thread",
-    "warp_search",
-    "note_v2",
-    "note_v2",
-    "ballot_search",
-    "shared_search",
-    "wide_loads",
-    "vectors",
-    "bulk_rows",
-    "option_a",
-    "option_b",
-)
+VERSIONS = ("search_per_thread", "warp_search", "ballot_search", "shared_search", "wide_loads", "bulk_rows")
 
 lesson.register("ch07_resample_versions", "ch07_resample", *VERSIONS)
 
@@ -84,25 +71,19 @@ def by_element(kernel) -> Callable:
     return prepare
 
 
-def by_chunk(kernel, blocks: int = 0, smem_bytes: int = 0, box: tuple[int, int] | None = None) -> Callable:
+def by_chunk(kernel, blocks: int = 0, smem_bytes: int = 0) -> Callable:
     """Return a function that prepares a launch with a block of 256 threads per chunk, or with `blocks` blocks.
 
     The arguments are the four tensors, then the numbers of sources, targets, chunks per batch and chunks in all, as
-    many of them as the kernel takes. With `box` the first argument is a tensor map of all rows, with boxes of this
-    shape.
+    many of them as the kernel takes.
     """
 
     def prepare(features, source_times, target_times, out):
         (batches, sources), targets = source_times.shape, target_times.shape[1]
         chunks = -(-targets // CHUNK)
-        maps = [make_tensor_map(features.flatten(0, 1), box)] if box else []
-        sizes = (sources, targets, chunks, batches * chunks)[: len(kernel.parameters) - len(maps) - 4]
-        return kernel.prepare(
-            blocks or batches * chunks,
-            256,
-            (*maps, features, source_times, target_times, out, *sizes),
-            smem_bytes,
-        )
+        sizes = (sources, targets, chunks, batches * chunks)[: len(kernel.parameters) - 4]
+        arguments = (features, source_times, target_times, out, *sizes)
+        return kernel.prepare(blocks or batches * chunks, 256, arguments, smem_bytes)
 
     return prepare
 
@@ -301,12 +282,20 @@ def check_test(is_wrong: Callable) -> None:
     assert not missed, f"not caught: {', '.join(missed)}"
 
 
+def check_whole(kernel) -> None:
+    """Raise AssertionError unless a resampling kernel is right and keeps the source times in shared memory."""
+    lesson.require_written(kernel)
+    check_mended(kernel)
+    assert kernel.resources()["smem_static"] >= 4 * TIMES, "the source times are not in shared memory"
+
+
 CHECKS = {
     "Exercise 1": check_places,
     "Exercise 2": check_mended,
     "Exercise 3": check_search,
     "Exercise 4": check_blend,
     "Exercise 5": check_test,
+    "Exercise 6": check_whole,
 }
 
 

@@ -43,7 +43,7 @@ def draw_machine(machine: Machine) -> plots.Picture:
     label(1.12, 3.345, f"{machine.copy_tbps:.2f} TB/s: a copy, both directions{sheet}", "left")
 
     draw(0.15, 0.3, 5.2, 2.02, "white", "black", linewidth=0.9)
-    label(0.22, 2.2, f"one of {machine.sms} SMs", "left", 7.5, fontweight="bold")
+    label(0.4, 2.2, f"one of {machine.sms} SMs", "left", 7.5, fontweight="bold")
     draw(1.55, 1.5, 0.95, 0.45, lighten(BLUE), "white")
     label(2.02, 1.725, "TMA:\ncopy engine", linespacing=1.2)
     draw(2.95, 1.22, 0.95, 0.73, lighten(ORANGE), "white")
@@ -62,18 +62,23 @@ def draw_machine(machine: Machine) -> plots.Picture:
     label(4.865, 0.73, "tensor memory\n(Blackwell)", linespacing=1.25, color=plots.GREY)
 
     _arrow(axes, (2.02, 2.82), (2.02, 1.95), BLUE)
-    _arrow(axes, (2.5, 1.725), (2.95, 1.725), BLUE)
+    _arrow(axes, (1.8, 1.95), (1.8, 2.82), ORANGE)
+    label(1.73, 2.12, "stores", "right", color=ORANGE)
+    _arrow(axes, (2.5, 1.79), (2.95, 1.79), BLUE)
+    _arrow(axes, (2.95, 1.66), (2.5, 1.66), ORANGE)
     _arrow(axes, (3.9, 1.725), (4.3, 1.725), BLUE)
     if machine.l2_tbps:
         label(2.14, 2.57, f"at least {machine.l2_tbps:.1f} TB/s to all SMs in a GEMM", "left")
     if machine.load_cycles:
         said = f"32 KiB: {machine.load_cycles:,.0f} cycles\nfrom issue to arrival"
         label(2.6, 2.12, said, "left", linespacing=1.2)
-    _arrow(axes, (1.3, 2.82), (1.3, 0.94))
-    label(1.22, 1.45, "plain\nloads", "right", linespacing=1.2)
+    _arrow(axes, (1.4, 2.82), (1.4, 0.94))
+    _arrow(axes, (0.36, 0.94), (0.36, 2.82), ORANGE)
+    label(1.33, 1.45, "plain\nloads", "right", linespacing=1.2)
+    label(0.43, 1.45, "plain\nstores", "left", linespacing=1.2, color=ORANGE)
     _arrow(axes, (1.9, 0.94), (1.9, 1.5), linestyle="--")
-    label(1.84, 1.2, "requests", "right")
-    _arrow(axes, (2.5, 0.73), (3.3, 1.22), connectionstyle="arc3,rad=0.15")
+    label(1.97, 1.2, "requests", "left")
+    _arrow(axes, (2.5, 0.73), (3.3, 1.22), ORANGE, connectionstyle="arc3,rad=0.15")
     _arrow(axes, (4.865, 1.5), (4.865, 0.94), linestyle="--")
     _arrow(axes, (4.38, 1.5), (2.5, 0.6), ORANGE, connectionstyle="angle,angleA=-90,angleB=0,rad=6")
     label(3.4, 0.46, "sums, on Hopper", color=plots.GREY)
@@ -84,7 +89,8 @@ def draw_machine(machine: Machine) -> plots.Picture:
         f"{machine.copy_tbps:.2f} TB/s. Below, one of {machine.sms} SMs. Threads request a tile from TMA, the copy "
         f"engine, which brings it from L2 to shared memory ({machine.smem_kib:.0f} KiB). There the tensor core reads "
         f"it ({machine.tflops:.0f} TFLOP/s for all SMs). Plain loads go from L2 to registers. Sums go to registers on "
-        "Hopper and to tensor memory on Blackwell."
+        "Hopper and to tensor memory on Blackwell. Results take two ways back to L2: plain stores from the registers, "
+        "or through shared memory, from where TMA stores them."
     )
 
 
@@ -133,12 +139,15 @@ def draw_overlap(machine: Machine, buffers: int = 3, steps: int = 6) -> plots.Pi
     findings = []
     for top, count, spans in zip((1.57 + 0.24 * buffers, 0.68 + 0.24 * buffers), (1, buffers), schedules):
         busy = steps * product / spans[-1][2]
-        findings.append(f"{count} buffer{'s' * (count > 1)}: the tensor core works {busy:.0%} of the time")
+        cycles = f"{steps} steps in {spans[-1][2]:,.0f} cycles"
+        findings.append(
+            f"{count} buffer{'s' * (count > 1)}: {cycles}, in {busy:.0%} of which the tensor core works"
+        )
         write(axes, 0.05, top + 0.1, findings[-1], "left", 7.5, fontweight="bold")
         units = list(dict.fromkeys(unit for unit, *_ in spans))
         for lane, unit in enumerate(units):
             write(axes, 1.0, top - 0.12 - 0.24 * lane, unit, "right")
-            box(axes, 1.07, top - 0.21 - 0.24 * lane, longest * scale, 0.19, "#f2f2f2")
+            box(axes, 1.07, top - 0.21 - 0.24 * lane, spans[-1][2] * scale, 0.19, "#f2f2f2")
         for unit, begin, end in spans:
             x, y = 1.07 + begin * scale, top - 0.21 - 0.24 * units.index(unit)
             tone = lighten(ORANGE, 0.75) if unit == "tensor core" else lighten(BLUE, 0.35)

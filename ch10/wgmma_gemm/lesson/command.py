@@ -1,7 +1,8 @@
 """The command of `ch10.wgmma_gemm`: check and time steps of the ladder against cuBLAS, or compile them."""
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, predict_us
+from ch10.wgmma_gemm.choice import predict_us
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig
 from ch10.wgmma_gemm.lesson import experiments, sweep
 from tilelab import cli
 from tilelab.runtime import device

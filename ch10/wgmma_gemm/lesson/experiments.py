@@ -5,28 +5,23 @@ Each experiment returns a results.Record: measured now on a GPU with wgmma, else
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import statistics
 import time
+from collections.abc import Iterable
 
 import torch
 
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm.configs import (
-    STEPS,
-    WgmmaConfig,
-    best_config,
-    candidates,
-    fits,
-    load_config,
-    predict_us,
-    rejection,
-)
+from ch10.wgmma_gemm import choice
+from ch10.wgmma_gemm.choice import predict_us
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, fits, rejection
 from tilelab.measure import bench, check, layer_shapes, peers
 from tilelab.measure.patch import patched_source
 from tilelab.records import results
-from tilelab.runtime import build, device, operands, provenance, tensor_map, tuned
+from tilelab.runtime import build, device, operands, provenance, tensor_map
 
 SQUARES = (2048, 4096, 8192)
 LLM = tuple(
@@ -46,8 +41,8 @@ BURST = 40
 
 def source(*more) -> str:
     """Return the hash of the code that is measured."""
-    configurations = wgmma_gemm.SOURCE.with_name("configs.py")
-    return provenance.source_hash(wgmma_gemm, configurations, tensor_map, wgmma_gemm.SOURCE, *more)
+    files = map(wgmma_gemm.SOURCE.with_name, ("configs.py", "choice.py"))
+    return provenance.source_hash(wgmma_gemm, *files, tensor_map, wgmma_gemm.SOURCE, *more)
 
 
 def has_wgmma() -> bool:
@@ -100,25 +95,27 @@ def measure_best(m: int, n: int, k: int, **timing) -> dict:
     return row | compare_with_cublas({"best": config}, m, n, k, **timing)[0] if row["status"] == "ok" else row
 
 
-def all_configs() -> dict[str, WgmmaConfig]:
-    """Return the steps of the ladder, and the configurations that a shape may get: the model's and the tuned ones."""
-    tuned_ones = [load_config(**row["config"]) for row in tuned.load("wgmma_gemm", "NVIDIA H200")]
-    return {**STEPS, **{str(config): config for config in (*candidates(), *tuned_ones)}}
+def configs_for(shape: tuple[int, int, int]) -> dict[str, WgmmaConfig]:
+    """Return the steps of the ladder, and the configuration of each family at a shape, that can run there."""
+    found = {str(config): config for config in choice.candidates(*shape).values()}
+    return {name: config for name, config in {**STEPS, **found}.items() if fits(config, shape[2])}
 
 
 def one_of_each_kind() -> dict[str, WgmmaConfig]:
-    """Return the ladder, the model's candidates, and a tuned configuration of each other kind of kernel code."""
-    kept = {**STEPS, **{str(config): config for config in candidates()}}
+    """Return the ladder, and one configuration of each other kind of kernel code."""
+    kept = dict(STEPS)
     kinds = {_kind(config) for config in kept.values()}
-    for name, config in all_configs().items():
-        if _kind(config) not in kinds:
-            kept[name] = config
-            kinds.add(_kind(config))
+    for shape in RAGGED:
+        for name, config in configs_for(shape).items():
+            if _kind(config) not in kinds:
+                kept[name] = config
+                kinds.add(_kind(config))
     return kept
 
 
 def _kind(config: WgmmaConfig) -> tuple:
-    return config.kernel, config.consumers, config.cluster > 1, config.swap, config.boxes_per_stage
+    clusters = config.cluster > 1, config.cluster_n > 1, config.block_n % (8 * config.cluster) > 0
+    return config.kernel, config.consumers, *clusters, config.swap, config.boxes_per_stage
 
 
 def _compile(configs: dict[str, WgmmaConfig]) -> None:
@@ -131,12 +128,11 @@ def _compile(configs: dict[str, WgmmaConfig]) -> None:
 @experiment("ch10_gemm_check")
 def check_correctness():
     """Check each step, and each configuration that a shape may get, at sizes that no tile divides."""
-    _compile(all_configs())
+    _compile({name: config for shape in RAGGED for name, config in configs_for(shape).items()})
     return [
         {**verify(config, *shape), "name": name, "shape": list(shape)}
-        for name, config in all_configs().items()
         for shape in RAGGED
-        if fits(config, shape[2])
+        for name, config in configs_for(shape).items()
     ]
 
 
@@ -243,33 +239,48 @@ def measure_llm():
     return [measure_best(*shape) for shape in LLM]
 
 
-@experiment("ch10_gemm_layers", source=lambda: source(layer_shapes.list_products, tuned.find))
-def measure_layers():
-    """Time the tuned configuration and the model's beside cuBLAS, interleaved, for the layers of six models.
+def _measure_products(products: Iterable[tuple[str, tuple[int, int, int]]], **timing) -> list[dict]:
+    """Time "best" beside cuBLAS, interleaved, for (name, shape) of matrix products.
 
-    `ratio` and `spread` are of "best", `model_ratio` of the configuration that the model picks from its candidates.
+    `late_ratio` is of the same kernel without early launch, and `again` the ratio of cuBLAS to itself.
     """
 
     def prepare(config):
         return lambda a, b, out: wgmma_gemm.prepare(a, b, out=out, config=config)
 
-    rows, sms = [], device.current().sms
-    products = [
-        (layer, shape, *wgmma_gemm.find_best(*shape), best_config(*shape, sms))
-        for layer, shape in layer_shapes.list_products()
-    ]
-    _compile({str(config): config for *_, best, _, by_model in products for config in (best, by_model)})
-    for layer, (m, n, k), best, chosen, by_model in products:
-        found = bench.compare(
-            {"cuBLAS": prepare_cublas, "best": prepare(best), "model": prepare(by_model)},
+    found = [(name, shape, *wgmma_gemm.find_best(*shape)) for name, shape in products]
+    late = {config: dataclasses.replace(config, pdl=False) for *_, config, _ in found}
+    _compile({str(config): config for config in late})
+    rows = []
+    for name, (m, n, k), config, chosen in found:
+        timed = bench.compare(
+            {
+                "cuBLAS": prepare_cublas,
+                "best": prepare(config),
+                "late": prepare(late[config]),
+                "again": prepare_cublas,
+            },
             lambda: make_inputs(m, n, k),  # noqa: B023, it is called before the next shape
             "cuBLAS",
             flops=2 * m * n * k,
-            **LAYER_TIMING,
+            **timing,
         )
-        labels = {"name": layer, "shape": [m, n, k], "config": str(best), "chosen": chosen}
-        rows.append(found["best"].row() | labels | {"model_ratio": found["model"].ratio})
+        labels = {"name": name, "shape": [m, n, k], "config": str(config), "chosen": chosen}
+        labels |= {"late_ratio": timed["late"].ratio, "again": timed["again"].ratio}
+        rows.append(timed["best"].row() | labels)
     return rows
+
+
+@experiment("ch10_gemm_layers", source=lambda: source(layer_shapes.list_products, layer_shapes.LAYERS))
+def measure_layers():
+    """Time the layers of six models, whose times the choice knows."""
+    return _measure_products(layer_shapes.list_products(), **LAYER_TIMING)
+
+
+@experiment("ch10_gemm_held_out", source=lambda: source(layer_shapes.list_held_out, layer_shapes.HELD_OUT))
+def measure_held_out():
+    """Time layers of models that no table holds, at numbers of tokens that no table holds."""
+    return _measure_products(layer_shapes.list_held_out(), warm_s=0.1)
 
 
 @experiment("ch10_gemm_ragged")

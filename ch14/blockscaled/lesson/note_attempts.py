@@ -12,12 +12,14 @@ import math
 from collections import namedtuple
 from dataclasses import dataclass
 
-from ch10.wgmma_gemm.configs import Rates, parse
+from ch10.wgmma_gemm.configs import parse
 from ch14.blockscaled.lesson import smem_planner
 from ch14.blockscaled.lesson.smem_planner import COLUMNS, Blackwell, Plan
 from tilelab.runtime import device
 
-LATENCY_US = Rates.latency_us  # from a TMA load to its data on an H200; no figure for a B200 is at hand
+# Read off the sweep of 128 × 128 tiles on an H200; no figures for a B200 are at hand.
+LATENCY_US = 1.0  # from a TMA load to its data
+FLOPS_PER_US = 5.65e6  # of an SM
 ATTEMPT_2 = {"ab_stages": 5, "c_stages": 4}
 Flight = namedtuple("Flight", "step_us hidden_us in_flight speed memory_bytes for_tensor_core for_memory")
 Work = namedtuple("Work", "steps_per_tile steps_per_cta tensor_core_us memory_us")
@@ -191,10 +193,10 @@ def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:
     """Return the time of a K step on sm_90a for each number of A/B stages, beside Little's law.
 
     `rows` come from the record ch10_gemm_sweep. The fastest configuration without a cluster is kept for each number of
-    stages, by its ratio to the peer beside it, because the clock moves during a sweep. The model's rates
-    (ch10.wgmma_gemm.configs.Rates) were fitted to the same sweep, so the model describes and does not predict.
+    stages, by its ratio to the peer beside it, because the clock moves during a sweep. The model's two
+    rates were fitted to the same sweep, so the model describes and does not predict.
     """
-    rates, by_stages = Rates(), {}
+    by_stages: dict[int, list[dict]] = {}
     for row in rows:
         config = parse(row["config"])
         if row["status"] == "ok" and f"{config.block_m} × {config.block_n}" == tile and config.cluster == 1:
@@ -205,7 +207,7 @@ def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:
         (tile_m, tile_n), (m, n, k) = map(int, tile.split(" × ")), row["shape"]
         waves = math.ceil(math.ceil(m / tile_m) * math.ceil(n / tile_n) / device.KNOWN["H200"].sms)
         steps = waves * math.ceil(k / 64)
-        model_us = max(2 * tile_m * tile_n * 64 / rates.flops, rates.latency_us / (stages - 1))
+        model_us = max(2 * tile_m * tile_n * 64 / FLOPS_PER_US, LATENCY_US / (stages - 1))
         in_flight, step_us = (stages - 1) * (tile_m + tile_n) * 128, row["ms"] * 1e3 / steps
         shown = {"stages": stages, "bytes in flight": in_flight, "ms": row["ms"], "ratio": row["ratio"]}
         found.append(shown | {"step_us": step_us, "model_us": model_us})

@@ -15,6 +15,7 @@ from tilelab.measure import check
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 THREE = WgmmaConfig("specialised", 192, 32, 3, consumers=3, persistent=True, group_m=2)
 CLUSTER = WgmmaConfig("specialised", 64, 32, 3, cluster=4, persistent=True, group_m=2)
+WIDE = WgmmaConfig("specialised", 64, 40, 3, cluster=2, cluster_n=2, swap=True)  # takes turns in loading B
 SHAPES = ((400, 72, 136), (200, 104, 264), (130, 40, 24))
 
 
@@ -32,12 +33,10 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
     a, weight = (torch.randn(rows, k).bfloat16() for rows in (m, n))
     out, touched = check.make_poisoned((m, n), torch.bfloat16, "cpu")
     first, second, rows, columns = (weight, a, n, m) if config.swap else (a, weight, m, n)
+    swizzles = "128B", "128B", f"{2 * config.box}B"
     maps = (
-        cuda_magic.make_tensor_map(first, (config.block_m, 64), swizzle="128B"),
-        cuda_magic.make_tensor_map(second, (config.block_n // config.cluster, 64), swizzle="128B"),
-        cuda_magic.make_tensor_map(
-            out, (config.block_n if config.swap else 64, config.box), swizzle=f"{2 * config.box}B"
-        ),
+        cuda_magic.make_tensor_map(matrix, box, swizzle=swizzle)
+        for matrix, box, swizzle in zip((first, second, out), config.boxes, swizzles)
     )
     arguments = (
         *maps,
@@ -48,11 +47,11 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
     )
     launch = emulator.prepare(
         find_kernel(config, change),
-        clusters * config.cluster,
+        clusters * config.cluster_size,
         config.threads,
         arguments,
         config.smem_bytes,
-        config.cluster,
+        config.cluster_size,
     )
     error = 0
     for seed in seeds:
@@ -74,6 +73,11 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
         WgmmaConfig("specialised", 128, 96, 3, consumers=2, cluster=4, persistent=True, epilogue_subtile=3),
         WgmmaConfig("specialised", 64, 16, 3, cluster=2, persistent=True, swap=True, boxes_per_stage=2),
         WgmmaConfig("specialised", 128, 32, 3, consumers=2, cluster=4, persistent=True, swap=True, group_m=2),
+        WIDE,
+        WgmmaConfig(
+            "specialised", 128, 48, 3, consumers=2, cluster=4, cluster_n=2, epilogue_subtile=2, swap=True
+        ),
+        WgmmaConfig("split", 64, 24, 2, cluster=2, swap=True),
     ],
     ids=str,
 )
@@ -90,8 +94,11 @@ def test_it_is_right_in_every_order(config):
         (THREE, ("consumer * ROWS * 128", "consumer % 2 * ROWS * 128")),
         (THREE, ("consumer * BUFFERS * SUBTILE_BYTES", "0")),
         (CLUSTER, ("4 * CONSUMERS * ctas", "8 * CONSUMERS")),  # a stage is free after two of four CTAs
-        (CLUSTER, ("rank * B_ROWS_PER_CTA * 128", "rank * B_ROWS_PER_CTA * 64")),
-        (CLUSTER, ("if (lane < CLUSTER) mbarrier_arrive_cluster", "if (lane < 2) mbarrier_arrive_cluster")),
+        (CLUSTER, ("box + part * 128", "box + part * 64")),
+        (CLUSTER, ("lane < CLUSTER_SIZE &&", "lane < 2 &&")),
+        (WIDE, ("CLUSTER + CLUSTER_N - 1)", "CLUSTER)")),
+        (WIDE, ("lane % CLUSTER == rank % CLUSTER ||", "")),
+        (WIDE, ("k / BOX_K % SHARERS == sharer", "sharer == 0 || k == 0")),
     ],
 )
 def test_a_planted_fault_is_found(config, change):

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from ch10 import wgmma_gemm
+from ch10.wgmma_gemm import choice
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig
-from ch10.wgmma_gemm.lesson import experiments, sweep
+from ch10.wgmma_gemm.lesson import experiments
 from tilelab.runtime import device
 
 A, B = torch.zeros(16, 64, dtype=torch.bfloat16), torch.zeros(24, 64, dtype=torch.bfloat16).T
@@ -77,7 +78,7 @@ def test_a_configuration_that_does_not_fit_is_refused(config, error, said):
 
 def test_a_configuration_is_found_by_name():
     assert wgmma_gemm.resolve_config("raster", 1, 8, 8) is STEPS["raster"] is wgmma_gemm.configs()["raster"]
-    assert wgmma_gemm.resolve_config("best", 4096, 4096, 4096) in sweep.tuned_configs()
+    assert wgmma_gemm.resolve_config("best", 4096, 4096, 4096) in choice.candidates(4096, 4096, 4096).values()
 
 
 # ---- on a GPU

@@ -1,5 +1,7 @@
 """A ladder of kernel versions: live on a GPU, recorded without one, and honest about both."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -97,12 +99,29 @@ def test_a_gain_over_an_edited_version_is_not_shown(recorded, monkeypatch):
     record["rows"][1]["code"] = lesson.code_hash(KERNEL)
     results.save(record)
     edited = cuda_magic.find_kernels(ADD.replace("+ 1;", "+ 1.0f;"))["add_one"]
-    for first, gains in ((edited, []), (KERNEL, ["1.5"])):
+    for first, gains in ((edited, []), (KERNEL, ["no difference from add_one"])):
         ladder = make_ladder()
         ladder.step(first, prepare_with(first))
         frame = ladder.step(KERNEL, prepare_with(KERNEL), "add_two").frame
         assert frame["ms"].iloc[1] == "1"
-        assert [gain for gain in frame.get("× version before", []) if gain] == gains
+        assert [gain for gain in frame.get("gain", []) if gain] == gains
+
+
+def test_a_gain_is_over_the_origin_or_the_fastest_and_earlier_rows_are_folded(recorded):
+    record = results.load("test_ladder")
+    ratios = {"first": 0.5, "slow": 0.2, "third": 0.6, "level": 0.61, "again": 0.3}
+    record["rows"] = [
+        {"version": name, "code": lesson.code_hash(KERNEL), "ms": 1.0, "ratio": ratio, "spread": 0.02}
+        for name, ratio in ratios.items()
+    ]
+    results.save(record)
+    ladder, slow = make_ladder(), dataclasses.replace(KERNEL, changed_from="slow")
+    for name in ratios:
+        table = ladder.step(slow if name == "again" else KERNEL, prepare_with(KERNEL), name)
+    gains = ["", "0.40 × first", "1.20 × first", "no difference from third", "1.50 × slow"]
+    assert list(table.frame["gain"]) == gains and table.folded == 3
+    folded, shown = table._repr_html_().split("</details>")
+    assert "third" in folded.partition("<details>")[2] and "again" in shown and "<td>slow" not in shown
 
 
 @pytest.mark.parametrize("edited", [False, True])

@@ -12,7 +12,8 @@ MOVED = """
 import threading
 import torch
 from ch10 import wgmma_gemm
-from ch10.wgmma_gemm.configs import STEPS, candidates
+from ch10.wgmma_gemm.choice import candidates
+from ch10.wgmma_gemm.configs import STEPS
 from tilelab.runtime import cuda
 
 cuda.load_kernel = lambda *_: cuda.load_cubin(bytes(64), "any")  # the driver does not run it
@@ -23,8 +24,8 @@ def matrices(m, n, k):
     return (torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16().T, torch.empty(m, n, dtype=torch.bfloat16))
 
 
-thin = next(config for config in candidates() if config.swap)
-split = next(config for config in candidates() if config.kernel == "split")
+thin = next(config for config in candidates(16, 4096, 4096).values() if config.swap)
+split = next(config for config in candidates(16, 4096, 4096).values() if config.kernel == "split")
 for config in (STEPS["tile"], STEPS["cluster"], STEPS["raster"], thin, split):
     square = torch.randn(512, 512).bfloat16()
     first = square, square.T, torch.empty(512, 512, dtype=torch.bfloat16)  # a and b share an address

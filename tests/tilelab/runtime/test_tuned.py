@@ -10,7 +10,6 @@ import pytest
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.lesson.command import COMMAND as wgmma_main
 from ch10.wgmma_gemm.lesson.sweep import WgmmaSpace
-from ch10.wgmma_gemm.lesson.sweep import tuned_configs as wgmma_configs
 from ch14 import fp8_gemm, gemm
 from ch14.fp8_gemm.lesson.command import COMMAND as fp8_main
 from ch14.fp8_gemm.lesson.sweep import Fp8Space
@@ -184,10 +183,7 @@ def test_two_processes_keep_all_rows():
 
 def test_the_tables_of_the_repository_hold_configurations_that_run(monkeypatch):
     monkeypatch.delenv("TILES_TUNED")
-    for name, known, space in (
-        ("gemm", tuned_configs(), GemmSpace),
-        ("wgmma_gemm", wgmma_configs(), WgmmaSpace),
-    ):
+    for name, known, space in (("gemm", tuned_configs(), GemmSpace),):
         rows = tuned.load(name, GPU)
         assert len(rows) > 100 and all(type(known[0])(**row["config"]) in known for row in rows)
         assert {row["source"] for row in rows} == {space.tuned_source()}, (
@@ -195,11 +191,7 @@ def test_the_tables_of_the_repository_hold_configurations_that_run(monkeypatch):
         )
     assert gemm.find_best(256, 5120, 25600, "bf16", True, "sm_90a", 132)[1] == "tuned"
     assert gemm.find_best(256, 5120, 25600, "bf16", False, "sm_90a", 132)[1] == "by the model"
-    assert wgmma_gemm.find_best(64, 4096, 14336) == (
-        wgmma_gemm.WgmmaConfig("split", 64, 64, 7, cluster=2, boxes_per_stage=2, group_m=8, pdl=True),
-        "tuned",
-    )
-    assert wgmma_gemm.find_best(8, 8, 8)[1] == "by the model"
+    assert wgmma_gemm.find_best(8, 8, 8)[1].startswith("by the model")
 
 
 @pytest.mark.parametrize(

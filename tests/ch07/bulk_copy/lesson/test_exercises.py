@@ -203,7 +203,7 @@ def test_a_wrong_scale_fails(change):
 
 def test_what_is_not_written_is_not_solved(capsys):
     kernels = cuda_magic.notebook_kernels(NOTEBOOKS / "ch07_bulk_copy.ipynb")
-    exercises.check("Exercise 3", kernels["my_ring"])
+    exercises.check("Exercise 4", kernels["my_ring"])
     exercises.check("Exercise 2", kernels["broken_ring"])
     said = capsys.readouterr().out
-    assert "Exercise 3: not solved yet." in said and "Exercise 2: not yet right" in said
+    assert "Exercise 4: not solved yet." in said and "Exercise 2: not yet right" in said

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from ch10 import wgmma_gemm
+from ch10.wgmma_gemm import choice
 from ch10.wgmma_gemm.configs import rejection
 from ch10.wgmma_gemm.lesson import experiments, sweep
 from ch10.wgmma_gemm.lesson.sweep import WgmmaSpace
@@ -29,7 +30,7 @@ def test_a_space_rejects_what_cannot_run():
         == "sm_100a has no wgmma; only sm_90a has it."
     )
     assert "too few K steps to share: 1" in WgmmaSpace((64, 64, 64), compile_for="sm_90a").reject(
-        next(config for config in experiments.candidates() if config.kernel == "split")
+        choice.candidates(8, 4096, 4096)["split 64×tokens+0, cluster 2×1, 2 boxes"]
     )
     space = WgmmaSpace((4096, 4096, 4096), compile_for="sm_90a")
     assert space.reject(config) == "" and not space.can_measure and 150 < space.predict_us(config) < 250

@@ -1,0 +1,228 @@
+"""How the WGMMA GEMM gets a configuration for a shape: families of tiles, and a model of their time.
+
+tilelab.runtime.choice corrects the model by the times that were measured at other shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ch10.wgmma_gemm.configs import BOX_K, SMEM_BYTES, WgmmaConfig, fits, rejection
+from tilelab.runtime import choice
+
+MOST_STAGES = 16
+USUAL_STAGES = 4  # more stages are not worth a C that is stored in more parts
+
+
+class Family(NamedTuple):
+    """A configuration but for the width of the tile and the number of stages.
+
+    Without `block_n`, operands are swapped, and the rows of C, which are tokens in a language model, are cut into as
+    few equal tiles as possible, or `more` tiles than that. A tile is as wide as its tokens, rounded up to 8.
+    """
+
+    kernel: str
+    block_m: int
+    block_n: int = 0
+    more: int = 0
+    cluster: int = 1
+    cluster_n: int = 1
+    boxes: int = 1
+    swap: bool = True
+    group_m: int = 8
+
+    @property
+    def name(self) -> str:
+        """The family in a table: "split 64×tokens/1, cluster 4×1, 2 boxes"."""
+        width = self.block_n or f"tokens+{self.more}"
+        text = f"{self.kernel} {self.block_m}×{width}, cluster {self.cluster}×{self.cluster_n}"
+        text += f", {self.boxes} boxes" * (self.boxes > 1) + f", groups of {self.group_m}" * (
+            self.group_m != 8
+        )
+        return text + ", swapped" * (self.swap and self.block_n > 0)
+
+    def config(self, m: int, n: int, k: int) -> WgmmaConfig | None:
+        """Return the family's configuration for C (m, n) with inner extent k, or None if it has none there."""
+        columns, rows = (m, n) if self.swap else (n, m)  # of the product that the kernel computes
+        width = self.block_n
+        if not width:
+            tiles = math.ceil(columns / 256) + self.more
+            if tiles > 11 or self.more and columns <= 8 * self.more:
+                return None
+            width = math.ceil(columns / tiles / 8) * 8
+        elif width >= 2 * max(columns, 16):
+            return None
+        split = self.kernel == "split"
+        below = 1 if split else self.cluster
+        if math.ceil(rows / self.block_m) < below or self.cluster_n > math.ceil(columns / width):
+            return None
+        config = _fill(self._replace(block_n=width, more=0))
+        return config if config and fits(config, k) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _fill(family: Family) -> WgmmaConfig | None:
+    """Return the configuration of a family with a width: with at least four stages, or else with the most that fit."""
+    split, best = family.kernel == "split", None
+    consumers = {64: 1, 128: 2, 192: 3, 256: 2}[family.block_m]
+    for parts in (1,) if split else range(1, 13):
+        unit = 8 if family.swap else 32 if parts > 1 else 16
+        if family.block_n % (unit * parts):
+            continue
+        two = WgmmaConfig(
+            *(family.kernel, family.block_m, family.block_n, 2, consumers, family.cluster, family.cluster_n),
+            persistent=not split,
+            epilogue_subtile=parts,
+            group_m=family.group_m,
+            swap=family.swap,
+            pdl=True,
+            boxes_per_stage=family.boxes,
+        )
+        free = SMEM_BYTES - (0 if split else two.smem_bytes - 2 * two.stage_bytes)
+        stages = min(MOST_STAGES // family.boxes, free // (two.stage_bytes + 16))
+        key = min(stages, USUAL_STAGES), two.box, -parts
+        if not rejection(two) and stages > 1 and (best is None or key > best[0]):
+            best = key, dataclasses.replace(two, num_stages=stages)
+    return best[1] if best else None
+
+
+def _families() -> tuple[Family, ...]:
+    """Return the families that were best or nearly so at one of 305 measured shapes."""
+    either = (1, 1), (2, 1), (1, 2)
+    found = []
+    for rows, more, (cluster, cluster_n) in itertools.product((64, 128, 192), (0, 1, 2), either):
+        found.append(Family("specialised", rows, 0, more, cluster, cluster_n))
+    found += [Family("specialised", rows, 0, 0, 4) for rows in (64, 128)]
+    found += [Family("specialised", rows, 0, 0, cluster, boxes=2) for rows in (64, 128) for cluster in (1, 4)]
+    found += [Family("specialised", 64, 0, 1, 1, 2, boxes=2), Family("specialised", 192, 0, 1, 2, 2)]
+    # Many tokens: tiles of a fixed width.
+    found += [
+        Family("specialised", rows, columns, cluster_n=beside)
+        for rows, widths in ((128, (176, 208, 256)), (192, (160, 176)), (256, (160, 176, 192)))
+        for columns in widths
+        for beside in (1, 2)
+    ]
+    plain = functools.partial(Family, "specialised", swap=False)
+    found += [plain(64, columns) for columns in (64, 96, 192)] + [plain(64, 96, cluster_n=2)]
+    found += [plain(128, columns) for columns in (96, 128, 144, 160, 192, 208, 224, 256)]
+    found += [plain(128, columns, cluster=2) for columns in (160, 256)] + [plain(256, 192)]
+    found += [plain(128, columns, group_m=16) for columns in (224, 256)]
+    found += [Family("split", 64, 0, 0, parts, boxes=boxes) for parts in (2, 3, 4, 6) for boxes in (1, 2)]
+    found += [Family("split", 64, 0, more, 2, boxes=2) for more in (1, 2)]
+    found += [Family("split", 128, 0, 0, parts) for parts in (2, 3, 4, 5)]
+    found += [Family("split", 192, 0, 0, parts) for parts in (2, 3, 4, 5, 8)]
+    found += [Family("split", 128, 0, 1, parts) for parts in (2, 3)]
+    return tuple(dict.fromkeys(found))
+
+
+FAMILIES = {family.name: family for family in _families()}
+
+
+def candidates(m: int, n: int, k: int) -> dict[str, WgmmaConfig]:
+    """Return the configuration of each family that has one for C (m, n) with inner extent k."""
+    found = {name: family.config(m, n, k) for name, family in FAMILIES.items()}
+    return {name: config for name, config in found.items() if config}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates per microsecond and fixed costs in microseconds, fitted to 32,000 times of 632 shapes on an H200."""
+
+    flops: float = 6.5e6  # of an SM, with random data, which lowers the clock
+    bytes_in: float = 106e3  # from L2 into an SM, if the other SM of its pair (TPC) loads as well
+    bytes_alone: float = 150e3  # if it does not
+    multicast: float = 0.34  # of an operand's cost vanishes as more CTAs share its loads
+    latency_us: float = 1.15  # from the issue of a load to its data
+    dram_bytes: float = 4.27e6  # of all SMs together
+    pair_bytes: float = 127e3  # from DRAM into a pair of SMs, when the other pairs are done
+    launch_us: float = 1.5  # launch, first fill and last store, which overlap with nothing
+    tile_us: float = 0.54  # end of a tile, beside the store
+    start_us: float = 1.0  # start of a CTA that is not persistent
+    cluster_us: float = 0.42  # start and end of a cluster
+    split_us: float = 0.24  # adding sums through the cluster's shared memory
+    split_traffic: float = 1.44  # and what a byte of them costs, in bytes from L2
+    blend: float = 3.2  # how sharply the longer of two overlapping activities decides: the exponent of a norm
+
+
+DRAM_BYTES = {"NVIDIA H100": 2.9e6, "NVIDIA H20": 3.5e6}  # of GPUs with another memory, per microsecond
+
+
+def rates_of(gpu: str) -> Rates:
+    """Return the rates of a GPU by its name: those of the H200, with the memory of the GPU."""
+    dram = next(
+        (rate for name, rate in DRAM_BYTES.items() if f"{gpu} ".startswith(f"{name} ")), Rates.dram_bytes
+    )
+    return Rates(dram_bytes=dram)
+
+
+def count_resident_ctas(config: WgmmaConfig) -> int:
+    """Return how many CTAs share an SM of sm_90a."""
+    if config.persistent or config.kernel != "one_group":
+        return 1
+    registers = config.accumulators + 40
+    return max(1, min(233472 // (config.smem_bytes + 1024), 65536 // (config.threads * registers)))
+
+
+def count_usable_sms(cluster: int, sms: int) -> int:
+    """Return how many SMs clusters of this size can fill: a cluster lies in one GPC, of 16 or 18 SMs on Hopper."""
+    gpcs, more = sms // 16, sms % 16 // 2
+    if gpcs == 0 or more > gpcs:
+        return max(sms // cluster * cluster, cluster)
+    return (gpcs - more) * (16 // cluster * cluster) + more * (18 // cluster * cluster)
+
+
+def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int, rates: Rates = Rates()) -> float:
+    """Return the predicted time in microseconds: of waves of tiles, each as long as its steps or as its part of DRAM.
+
+    A step along K takes as long as the slowest of three things: its products, the loads of its operands from L2, and
+    the latency of a load divided by the loads in flight. Between two tiles, a CTA stores; one that is not persistent
+    also starts and fills its ring. The last wave may have fewer tiles, which then have more of DRAM and of L2.
+    """
+    split = config.cluster if config.kernel == "split" else 1
+    below = 1 if split > 1 else config.cluster
+    resident = count_resident_ctas(config)
+    ctas, tiles = count_usable_sms(config.cluster_size, sms) * resident, config.tiles(m, n) * split
+    products = 2 * config.block_m * config.block_n * config.block_k / rates.flops
+    # With multicast, the other CTAs of the cluster load parts of A and B for this one.
+    rows = config.block_m * (1 - rates.multicast * (1 - 1 / config.cluster_n))
+    rows += config.block_n * (1 - rates.multicast * (1 - 1 / below))
+    loads = rows * config.block_k * 2
+    loads *= 1 if k % BOX_K == 0 else 1.5  # a row that starts within a line of 128 bytes touches two
+    if config.num_stages == 1:
+        waiting = (rates.latency_us + products) / resident
+    else:
+        waiting = rates.latency_us / (config.num_stages - 1) / resident
+    tile_bytes = config.block_m * config.block_n * 2
+    ends = rates.tile_us + tile_bytes / rates.bytes_in
+    if config.kernel == "specialised" and not config.persistent:
+        ends += rates.start_us + rates.latency_us
+    ends = 0 if resident > 1 else ends  # other CTAs of the SM multiply meanwhile
+    steps, traffic, pairs = math.ceil(config.steps(k) / split), ((m + n) * k + m * n) * 2 / tiles, sms // 2
+
+    def wave(tiles_of_it: int) -> float:
+        alone = config.cluster_size == 1 and tiles_of_it <= pairs
+        step = max(products, loads / (rates.bytes_alone if alone else rates.bytes_in), waiting)
+        busy, dram = steps * step * resident, traffic * tiles_of_it / rates.dram_bytes
+        if pairs < tiles_of_it < ctas:  # DRAM serves all pairs alike, and then those with a second tile
+            dram = max(dram, traffic * (pairs / rates.dram_bytes + 1 / rates.pair_bytes))
+        return (busy**rates.blend + dram**rates.blend) ** (1 / rates.blend) + ends
+
+    waves, rest = divmod(tiles, ctas)
+    us = rates.launch_us + waves * wave(ctas) + (wave(rest) if rest else 0)
+    us += rates.cluster_us * (config.cluster_size > 1)
+    if split > 1:
+        us += rates.split_us + split * 2 * tile_bytes * rates.split_traffic / rates.bytes_in
+    return us
+
+
+def rank(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[list[WgmmaConfig], str]:
+    """Return the candidates for C (m, n) with inner extent k, the fastest first, and what the order rests on."""
+    configs, rates = candidates(m, n, k), rates_of(gpu)
+    predicted = {name: predict_us(config, m, n, k, sms, rates) for name, config in configs.items()}
+    names, why = choice.rank("wgmma_gemm", gpu, predicted, m, n, k)
+    return [configs[name] for name in names], why

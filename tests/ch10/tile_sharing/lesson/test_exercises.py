@@ -1,0 +1,259 @@
+"""The notebook's kernels and the solution pass their checks, and each planted wrong answer fails."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from ch10.tile_sharing.lesson import exercises
+from tilelab import ROOT, emulator
+from tilelab.cells import cuda_magic
+from tilelab.cells.cuda_magic import make_tensor_map
+
+pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
+NOTEBOOKS = ROOT / "notebooks"
+NOTEBOOK = NOTEBOOKS / "ch10_tile_sharing.ipynb"
+KERNELS = cuda_magic.notebook_kernels(NOTEBOOK)
+SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch10_tile_sharing.ipynb")
+
+
+def changed(kernel, *changes, among=KERNELS, **constants):
+    """Return a kernel in which lines are changed."""
+    source = among[kernel].source
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    return cuda_magic.find_kernels(source, among[kernel].options)[kernel].define(**constants)
+
+
+def find_launch(change=("", "")):
+    """Return the notebook's function that prepares a launch of the search, with a text replaced."""
+    names = {"make_tensor_map": make_tensor_map}
+    cells = ("".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"])
+    text = next(text for text in cells if "def launch_search" in text)
+    exec(re.search(r"(?ms)^def launch_search\(.*?^    return prepare$", text)[0].replace(*change), names)
+    return names["launch_search"]
+
+
+def run_check(kernel, launch=None, **options):
+    """Return what the ladder's check says of a version of the notebook."""
+    if kernel.name.startswith("nearest"):
+        cluster = options.get("cluster", 2 if kernel.name == "nearest_multicast" else 1)
+        return exercises.check_search((launch or find_launch())(kernel, cluster))
+    share = options.get("share", 1 if kernel.name == "add_each" else 64)
+    return exercises.check_sum(exercises.by_share(kernel, share))
+
+
+@pytest.mark.parametrize("kernel", ["nearest", "nearest_multicast", "add_each", "add_partial"])
+def test_the_versions_pass(kernel):
+    assert run_check(KERNELS[kernel]) == ""
+
+
+@pytest.mark.parametrize(
+    "kernel, constants, options",
+    [
+        ("nearest_multicast", {"CLUSTER": 4}, {"cluster": 4}),
+        ("nearest_multicast", {"CLUSTER": 1}, {"cluster": 1}),
+        ("add_partial", {"SHARE": 4}, {"share": 4}),
+    ],
+)
+def test_the_other_constants_pass(kernel, constants, options):
+    assert run_check(changed(kernel, **constants), **options) == ""
+
+
+@pytest.mark.parametrize(
+    "kernel, change",
+    [
+        ("nearest", ("unit ^ threadIdx.x % 8", "unit")),
+        ("nearest_multicast", ("if (tile > 0) cluster_wait();", "")),
+        ("nearest_multicast", ("BYTES);  //", "SHARE);  //")),
+        ("nearest_multicast", ("rank * SHARE", "0")),
+        ("add_partial", ("fence_proxy_async();", "")),
+        ("add_partial", ("        __syncthreads();\n", "")),
+        ("add_partial", ("i / STAGES % 2", "0")),
+    ],
+)
+def test_a_wrong_version_fails(kernel, change):
+    assert run_check(changed(kernel, change))
+
+
+def test_a_fill_of_zero_would_be_a_row_of_the_table():
+    assert run_check(KERNELS["nearest"], find_launch(('"nan"', '"zero"')))
+
+
+def test_the_solution_passes():
+    exercises.check_scores(SOLUTIONS["score_rows"])
+
+
+# A wrong multicast is a race as well, which the emulator may name before the wrong score is known.
+RACE = "may still be landing|where a load of the copy engine writes|initialises without a barrier between"
+# The four parts of the solution of exercise 5 that wrong answers change.
+FIRST = "    __syncwarp();\n    cluster_arrive();\n    cluster_wait();\n"
+REFILL = """        __syncwarp();
+        if (tile > 0) cluster_wait();
+        if (leader && tile > 0) load(tile - 1 + STAGES);
+        __syncwarp();
+        cluster_arrive();
+"""
+LAST = "    }\n    cluster_wait();\n"
+AT_ONCE = """        {}
+            __syncwarp();
+            cluster_arrive();
+            cluster_wait();
+            if (leader) load(tile + STAGES);
+        }}
+"""
+HAS_NO_BARRIER = (
+    "block 1 of the cluster has initialised no mbarrier .*: cluster_arrive and cluster_wait are missing"
+)
+
+
+@pytest.mark.parametrize(
+    "changes, fault",
+    [
+        # the announced bytes
+        (
+            [("(barrier, BYTES)", "(barrier, SHARE)")],
+            "the score of no row: its row|4096 bytes were not announced",
+        ),
+        (
+            [("(barrier, BYTES)", "(barrier, CLUSTER * BYTES)")],
+            "waits for ever .* lacks 0 of 1 arrivals and 8192 bytes",
+        ),
+        (
+            [("mbarrier_arrive_expect_tx", "if (rank == 0) mbarrier_arrive_expect_tx")],
+            "block 1, .* lacks 1 of 1 arrivals and has got 8192 bytes that were not announced",
+        ),
+        # the mask: the own block, all others, the first, one too many
+        ([("(1 << CLUSTER) - 1", "1 << rank")], "waits for ever .* lacks 0 of 1 arrivals and 4096 bytes"),
+        (
+            [("(1 << CLUSTER) - 1", "(1 << CLUSTER) - 1 - (1 << rank)")],
+            "lacks 0 of 1 arrivals and 4096 bytes",
+        ),
+        ([("(1 << CLUSTER) - 1", "1")], "block 1, .* lacks 0 of 1 arrivals and 8192 bytes"),
+        (
+            [("(1 << CLUSTER) - 1", "3")],
+            "4 queries, 40 rows: (line [0-9]+: )?block 2, .* lacks 0 of 1 arrivals and 8192 bytes",
+        ),
+        ([("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1")], "names block 2 of a cluster of 2"),
+        # the place in the stage
+        ([("stage + rank * SHARE", "stage")], r"out\[0\]\[0\], is .*, the score of row 32"),
+        (
+            [("stage + rank * SHARE", "stage + (CLUSTER - 1 - rank) * SHARE")],
+            r"out\[0\]\[0\], is .*, the score of row 32",
+        ),
+        (
+            [("stage + rank * SHARE", "stage + rank * BYTES")],
+            "the score of no row: its row was not in its place",
+        ),
+        # the row of the table
+        ([(" + rank * (ROWS / CLUSTER)", "")], r"out\[0\]\[32\], is .*, the score of row 0"),
+        ([("rank * (ROWS / CLUSTER)", "rank * ROWS")], r"out\[0\]\[32\], is 0 .* outside of the table"),
+        (
+            [("0, tile * ROWS + rank * (ROWS / CLUSTER)", "tile * ROWS + rank * (ROWS / CLUSTER), 0")],
+            r"out\[0\]\[32\], is 0 .* outside of the table",
+        ),
+        # before the first load: no meeting, no wait, only the own block, after the load
+        ([(FIRST, "")], HAS_NO_BARRIER),
+        ([(FIRST, FIRST.replace("    cluster_wait();\n", ""))], HAS_NO_BARRIER),
+        ([(FIRST, "    __syncthreads();\n")], HAS_NO_BARRIER),
+        ([(FIRST, ""), ("++tile) load(tile);\n", "++tile) load(tile);\n" + FIRST)], HAS_NO_BARRIER),
+        # before a refill: no wait, only the own block, the wait behind the load, the tile that is being read, no refill
+        (
+            [("        if (tile > 0) cluster_wait();\n", "")],
+            "calls cluster_arrive a second time without cluster_wait between",
+        ),
+        (
+            [
+                (
+                    REFILL + LAST,
+                    "        __syncthreads();\n        if (leader) load(tile + STAGES);\n    }\n" + FIRST,
+                )
+            ],
+            "the score of row 288: its stage was refilled before",
+        ),
+        (
+            [
+                (
+                    "        if (tile > 0) cluster_wait();\n        if (leader && tile > 0) load(tile - 1 + STAGES);\n",
+                    "        if (leader && tile > 0) load(tile - 1 + STAGES);\n        __syncwarp();\n"
+                    "        if (tile > 0) cluster_wait();\n",
+                )
+            ],
+            "the score of row 288: its stage was refilled before",
+        ),
+        (
+            [("if (leader && tile > 0) load(tile - 1 + STAGES)", "if (leader) load(tile + STAGES)")],
+            "the score of row 288: its stage was refilled before",
+        ),
+        (
+            [("        if (leader && tile > 0) load(tile - 1 + STAGES);\n", "")],
+            "waits for ever .* lacks 1 of 1 arrivals",
+        ),
+        # at the end: a wait too many
+        (
+            [(REFILL + LAST, AT_ONCE.format("{") + LAST)],
+            "calls cluster_wait without cluster_arrive since the last one",
+        ),
+        # what is given: the parity
+        (
+            [("tile / STAGES % 2);", "0);")],
+            "the score of row 0: its stage was read before the new tile had landed",
+        ),
+        # who calls: one thread of each block meets the cluster; every thread loads
+        (
+            [(FIRST, "    __syncwarp();\n    if (leader) cluster_arrive(), cluster_wait();\n")],
+            "waits for ever",
+        ),
+        ([("leader && tile < STAGES", "tile < STAGES")], "gets more arrivals in a phase"),
+    ],
+)
+def test_a_wrong_multicast_fails_and_says_what_is_wrong(changes, fault):
+    torch.manual_seed(0)  # with other numbers, two rows could have the same score
+    with pytest.raises(AssertionError, match=rf"^CLUSTER=\d, .*({fault}|{RACE}).* \(in the emulator\)"):
+        exercises.check_scores(changed("score_rows", *changes, among=SOLUTIONS))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (REFILL + LAST, AT_ONCE.format("{") + "    }\n"),
+        (REFILL + LAST, AT_ONCE.format("if (tile + STAGES < tiles) {") + "    }\n"),
+        (LAST, "    }\n"),  # a block may end before its multicast has landed elsewhere
+        (REFILL + LAST, AT_ONCE.format("if (tile + STAGES < tiles) {") + "    }\n" + FIRST),
+    ],
+)
+def test_a_multicast_may_refill_at_once(change):
+    exercises.check_scores(changed("score_rows", change, among=SOLUTIONS))
+
+
+def test_scores_without_a_multicast_do_not_count():
+    source = SOLUTIONS["score_rows"].source
+    begin, end = source.index("        tma_load_2d_multicast"), source.index("    };\n")
+    loads = """
+        for (int part = 0; part < CLUSTER; ++part)
+            tma_load_2d(stage + part * SHARE, table, 0, tile * ROWS + part * (ROWS / CLUSTER), barrier);
+"""
+    with pytest.raises(AssertionError, match="the scores are right, but no load is a multicast"):
+        exercises.check_scores(changed("score_rows", (source[begin:end], loads), among=SOLUTIONS))
+
+
+def test_scores_run_nowhere_without_the_emulator(monkeypatch):
+    monkeypatch.setattr(emulator, "is_available", lambda: False)
+    with pytest.raises(AssertionError, match=r"not run: the emulator needs g\+\+"):
+        exercises.check_scores(SOLUTIONS["score_rows"])
+
+
+def test_the_kernel_around_the_multicast_is_the_same_in_the_solution():
+    given, solved = (kernels["score_rows"].source.splitlines() for kernels in (KERNELS, SOLUTIONS))
+    kept = [line for line in given if "// your " not in line]
+    rest = iter(solved)
+    assert len(given) - len(kept) == 4 and all(line in rest for line in kept)
+    assert len(solved) <= 50 and 6 <= len(solved) - len(kept) <= 12
+    assert SOLUTIONS["score_rows"].sass("UTMALDG.*MULTICAST") and SOLUTIONS["score_rows"].sass("UCGABAR_WAIT")
+
+
+def test_what_is_not_written_is_not_solved(capsys):
+    exercises.check("Exercise 2", KERNELS["score_rows"])
+    assert "Exercise 2: not solved yet." in capsys.readouterr().out

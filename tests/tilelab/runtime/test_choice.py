@@ -1,0 +1,58 @@
+"""A model's prediction is corrected by its errors at the nearest measured shapes."""
+
+import math
+
+import pytest
+
+from tilelab.runtime import choice
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILES_TUNED", str(tmp_path))
+    choice.load.cache_clear()
+    yield
+    choice.load.cache_clear()
+
+
+def predict(m, n, k):
+    return {"small": 10.0, "large": 11.0} | ({"wide": 12.0} if n > 64 else {})
+
+
+MEASURED = [
+    ((64, 64, 64), {"small": 19.0, "large": 11.0}),
+    ((64, 128, 64), {"small": 19.0, "large": 11.0, "wide": 12.0}),
+    ((8192, 8192, 8192), {"small": 10.0, "large": 22.0, "wide": 36.0}),
+]
+
+
+def test_errors_near_a_shape_decide():
+    choice.keep("gemm", "GPU", MEASURED, predict)
+    assert choice.rank("gemm", "GPU", predict(72, 64, 64), 72, 64, 64)[0] == ["large", "small"]
+    ranked, why = choice.rank("gemm", "GPU", predict(4096, 8192, 8192), 4096, 8192, 8192)
+    assert ranked[0] == "small" and why == "by the model and its errors near 8192 × 8192 × 8192"
+    table = choice.load("gemm", "GPU")
+    assert (
+        table.errors[2][table.places["wide"]] is None
+    )  # three times the prediction: a disturbed measurement
+    corrected = table.correct(predict(64, 128, 64), table.nearest(64, 128, 64))
+    assert math.isclose(corrected["small"], 19, rel_tol=0.1)
+    assert [place for _, place in table.nearest(64, 64, 64)] == [0]
+    assert 0 not in [
+        place for _, place in table.nearest(64, 64, 64, without=lambda shape: shape == (64, 64, 64))
+    ]
+
+
+def test_without_a_table_the_model_decides():
+    assert choice.rank("gemm", "GPU", predict(1, 64, 1), 1, 64, 1) == (["small", "large"], "by the model")
+    choice.path("gemm", "GPU").parent.mkdir(parents=True)
+    for damage in ("", "{}", '{"families": ["a"], "shapes": [["x"]], "errors": [[1]]}', "[" * 100_000):
+        choice.path("gemm", "GPU").write_text(damage)
+        choice.load.cache_clear()
+        assert choice.load("gemm", "GPU") is None
+
+
+def test_another_gpu_borrows_the_errors_of_the_h200():
+    choice.keep("gemm", "NVIDIA H200", MEASURED, predict)
+    ranked, why = choice.rank("gemm", "GPU", predict(72, 64, 64), 72, 64, 64)
+    assert ranked[0] == "large" and why.endswith("near 64 × 64 × 64 on an NVIDIA H200")
