@@ -23,7 +23,8 @@ class Family(NamedTuple):
 
     Without `block_n`, operands are swapped, and the rows of C, which are tokens in a language model, are cut into as
     few equal tiles as possible, or `more` tiles than that. A tile is as wide as its tokens, rounded up to 16, or with
-    `round` to one of ROUND_WIDTHS, which need fewer products of 16 columns. With `waves`, programs split the steps of
+    `round` to one of ROUND_WIDTHS, which need fewer products of 16 columns. Without `block_n` and `swap`, a tile is as
+    wide as one wave of tiles wants, or `more` waves than that. With `waves`, programs split the steps of
     each tile so that all programs make up at most so many waves. `registers` is a_in_registers, and `early` is pdl.
     """
 
@@ -43,7 +44,12 @@ class Family(NamedTuple):
     @property
     def name(self) -> str:
         """The family in a table: "64×tokens/1×64, 4 warps, swapped"."""
-        width = self.block_n or "tokens" + f"/+{self.more}" * (self.more > 0) + " rounded" * self.round
+        width = (
+            self.block_n
+            or ("tokens" if self.swap else "wave")
+            + f"/+{self.more}" * (self.more > 0)
+            + " rounded" * self.round
+        )
         parts = {
             f"{self.block_m}×{width}×{self.block_k}": True,
             f"{self.num_warps} warps": True,
@@ -60,7 +66,12 @@ class Family(NamedTuple):
         """Return the family's configuration for C (m, n) with inner extent k, or None if it has none there."""
         rows, columns = (n, m) if self.swap else (m, n)  # of the product that the kernel computes
         width = self.block_n
-        if not width:
+        if not width and not self.swap:
+            tiles = (self.more + 1) * sms // math.ceil(rows / self.block_m)
+            width = _widen(math.ceil(columns / tiles), self.round) if tiles else 512
+            if not 32 <= width <= 320 or self.block_m >= 2 * max(rows, 16):
+                return None
+        elif not width:
             tiles = self.more + (math.ceil(columns / 256) if columns > 320 else 1)
             width = _widen(math.ceil(columns / tiles), self.round)
             if width > 320 or self.more and width < 48:
@@ -145,6 +156,12 @@ def _families() -> tuple[Family, ...]:
         Family(rows, 0, 64, 8, 1, True, more, True, waves)
         for rows in (128, 256)
         for more, waves in ((0, 0), (1, 0), (0, 1))
+    ]
+    found += [
+        Family(rows, 0, k, warps, more=more, registers=registers)
+        for rows, k, warps in ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 64, 8))
+        for more in (0, 1)
+        for registers in (False, True)
     ]
     # Many tokens: tiles of a fixed width.
     found += [
