@@ -25,7 +25,6 @@ PHRASES = {
     "num_warps": "{} warps",
     "num_stages": "{} stages",
     "swap": "swapped",
-    "a_in_registers": "A in registers",
     "kernel": "{}",
     "splits": "{} ways",
     "epilogue_subtile": "C in {} parts",
@@ -52,9 +51,8 @@ class GemmConfig:
 
     Triton's shapes are powers of two. The persistent and the split kernel make tiles of other widths from two or three
     accumulators: 320 columns are 256 + 64, 144 are 128 + 16, and 208 are 128 + 64 + 16. With `swap` they compute C
-    transposed: block_m counts columns of C, and block_n its rows. With `a_in_registers`, wgmma takes the first operand
-    from registers, so that several accumulators read it from shared memory once. A part has 16 columns or more,
-    because Triton does not use wgmma for eight.
+    transposed: block_m counts columns of C, and block_n its rows. A part has 16 columns or more, because Triton does
+    not use wgmma for eight.
     """
 
     block_m: int
@@ -69,7 +67,6 @@ class GemmConfig:
     pdl: bool = False
     splits: int = 1
     swap: bool = False
-    a_in_registers: bool = False
 
     def __post_init__(self):
         allowed = {
@@ -91,8 +88,8 @@ class GemmConfig:
                 "block_n must be a sum of at most three powers of two from 16 to 512, and at most 512; it is "
                 f"{self.block_n!r:.40}."
             )
-        if self.kernel == "plain" and (self.swap or self.a_in_registers):
-            raise ValueError("swap and a_in_registers must be False for the kernel plain, which has neither.")
+        if self.swap and self.kernel == "plain":
+            raise ValueError("swap must be False for the kernel plain, which has no transposed store.")
         if not (2 <= self.splits <= 64 if self.kernel == "split" else self.splits == 1):
             raise ValueError(
                 "splits must be from 2 to 64 for the kernel split, and 1 for the others; it is "
@@ -161,7 +158,6 @@ class GemmConfig:
         if self.kernel == "plain":
             return values
         values |= dict(EXTRA_N=self.columns[1], LAST_N=self.columns[2], SWAP=self.swap, PDL=self.pdl)
-        values["A_IN_REGISTERS"] = self.a_in_registers
         values |= dict(A_K_MAJOR=b_k_major or not self.swap)
         return values | (dict(PROGRAMS=sms * self.programs_per_sm) if self.kernel == "persistent" else {})
 
@@ -203,15 +199,12 @@ def rejection(config: GemmConfig, target: str, dtype: str) -> str:
     limit = device.target_limits(target)
     if not limit.has_tma:
         return f"{target} has no TMA: descriptors need sm_90a or newer."
-    if config.a_in_registers and dtype == "fp8":
-        return "A in registers takes a sum, which Triton cannot compute in float8."
     unit = config.tensor_core(target)
     threads = 32 * config.num_warps
     accumulator = config.block_m * config.block_n
     if unit == "wgmma":  # the accumulator lives in registers, and this instruction cannot spill it
         available = min(limit.regs_per_thread, limit.regs_per_sm // (threads * config.programs_per_sm))
-        of_a = config.a_in_registers * config.block_m * config.block_k // 2 // threads
-        needed = accumulator // threads + of_a + REGISTERS_BESIDE_ACCUMULATOR
+        needed = accumulator // threads + REGISTERS_BESIDE_ACCUMULATOR
         if needed > available:
             return (
                 f"{threads} threads have at most {available} registers each and need about {needed}, "
@@ -334,7 +327,7 @@ def predict_us(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", 
     operands = (config.block_m + config.block_n) * config.block_k * size / rates.l2_bytes_per_us
     exposed = rates.latency_us + products * (config.num_stages == 1)  # with one stage nothing overlaps
     resident = (
-        config.programs_per_sm if config.kernel == "persistent" else _plain_programs_per_sm(config, dtype)
+        config.programs_per_sm if config.kernel == "persistent" else count_programs_per_sm(config, dtype)
     )
     steps = math.ceil(k / config.block_k / config.splits)
 
@@ -358,7 +351,8 @@ def predict_us(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", 
     return max(busy, dram) + ends + rates.launch_us / (1 + config.pdl)
 
 
-def _plain_programs_per_sm(config: GemmConfig, dtype: str) -> int:
+def count_programs_per_sm(config: GemmConfig, dtype: str) -> int:
+    """Return how many programs of a kernel that is not persistent run on an SM of sm_90a at a time."""
     limit = device.target_limits("sm_90a")
     threads = 32 * config.num_warps
     registers = config.block_m * config.block_n // threads + REGISTERS_BESIDE_ACCUMULATOR

@@ -151,7 +151,6 @@ def multiply_tile(
     BLOCK_K: tl.constexpr,
     EXTRA_N: tl.constexpr,
     LAST_N: tl.constexpr,
-    A_IN_REGISTERS: tl.constexpr,
 ):
     # The tile is BLOCK_M x (BLOCK_N + EXTRA_N + LAST_N). Triton's shapes are powers of two, so 192 columns are
     # 128 + 64, and 208 are 128 + 64 + 16. Each part has an accumulator, and all parts read the same tile of A. A part
@@ -162,10 +161,6 @@ def multiply_tile(
     for step in range(first_step, end_step):
         k = step * BLOCK_K
         a = a_desc.load([m, k]) if A_K_MAJOR else a_desc.load([k, m]).T
-        if A_IN_REGISTERS:
-            # wgmma reads A from shared memory again for each part, and shared memory is what narrow parts wait for. A
-            # sum lies in registers, so A is read once, and all parts take it from there.
-            a += 0.0
         acc = tl.dot(a, load_b(b_desc, k, n, B_K_MAJOR), acc)
         if EXTRA_N > 0:
             extra = tl.dot(a, load_b(b_extra_desc, k, n + BLOCK_N, B_K_MAJOR), extra)
@@ -193,7 +188,6 @@ def gemm_persistent_kernel(
     BLOCK_K: tl.constexpr,
     EXTRA_N: tl.constexpr,
     LAST_N: tl.constexpr,
-    A_IN_REGISTERS: tl.constexpr,
     A_K_MAJOR: tl.constexpr,
     B_K_MAJOR: tl.constexpr,
     SWAP: tl.constexpr,
@@ -220,7 +214,7 @@ def gemm_persistent_kernel(
         acc, extra, last = multiply_tile(
             *(a_desc, b_desc, b_extra_desc, b_last_desc),
             *(tile_m * BLOCK_M, tile_n * WIDTH, 0, tl.cdiv(K, BLOCK_K)),
-            *(A_K_MAJOR, B_K_MAJOR, BLOCK_M, BLOCK_N, BLOCK_K, EXTRA_N, LAST_N, A_IN_REGISTERS),
+            *(A_K_MAJOR, B_K_MAJOR, BLOCK_M, BLOCK_N, BLOCK_K, EXTRA_N, LAST_N),
         )
         tile_id_c += PROGRAMS
         tile_m, tile_n = tile_coordinates(tile_id_c, tiles_m, tiles_n, GROUP_M)
@@ -273,7 +267,6 @@ def gemm_split_kernel(
     BLOCK_K: tl.constexpr,
     EXTRA_N: tl.constexpr,
     LAST_N: tl.constexpr,
-    A_IN_REGISTERS: tl.constexpr,
     A_K_MAJOR: tl.constexpr,
     B_K_MAJOR: tl.constexpr,
     SWAP: tl.constexpr,
@@ -285,38 +278,35 @@ def gemm_split_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     WIDTH: tl.constexpr = BLOCK_N + EXTRA_N + LAST_N
-    # A program has one part of one tile. In a loop that runs once, ptxas finds that nothing but wgmma writes the
-    # accumulators; without it, it serializes every wgmma that takes A from registers (its remark C7515).
-    for work in tl.range(tl.program_id(0), tl.num_programs(0), tl.num_programs(0), num_stages=1):
-        tile_id, split = work // splits, work % splits
-        tile_m, tile_n = tile_coordinates(tile_id, tl.cdiv(M, BLOCK_M), tl.cdiv(N, WIDTH), GROUP_M)
-        m = tile_m * BLOCK_M
-        n = tile_n * WIDTH
-        steps = tl.cdiv(K, BLOCK_K)
-        acc, extra, last = multiply_tile(
-            *(a_desc, b_desc, b_extra_desc, b_last_desc),
-            *(m, n, steps * split // splits, steps * (split + 1) // splits),
-            *(A_K_MAJOR, B_K_MAJOR, BLOCK_M, BLOCK_N, BLOCK_K, EXTRA_N, LAST_N, A_IN_REGISTERS),
-        )
-        # Each program leaves its part of the sum in global memory and counts itself. The one that counts last adds up
-        # all parts.
-        STRIDE: tl.constexpr = BLOCK_M * WIDTH
-        main_ptr = parts_ptr + tile_id.to(tl.int64) * (splits * STRIDE)
-        extra_ptr = main_ptr + BLOCK_M * BLOCK_N
-        last_ptr = extra_ptr + BLOCK_M * EXTRA_N
-        tl.store(main_ptr + split * STRIDE + places(acc), acc)
+    tile_id, split = tl.program_id(0) // splits, tl.program_id(0) % splits
+    tile_m, tile_n = tile_coordinates(tile_id, tl.cdiv(M, BLOCK_M), tl.cdiv(N, WIDTH), GROUP_M)
+    m = tile_m * BLOCK_M
+    n = tile_n * WIDTH
+    steps = tl.cdiv(K, BLOCK_K)
+    acc, extra, last = multiply_tile(
+        *(a_desc, b_desc, b_extra_desc, b_last_desc),
+        *(m, n, steps * split // splits, steps * (split + 1) // splits),
+        *(A_K_MAJOR, B_K_MAJOR, BLOCK_M, BLOCK_N, BLOCK_K, EXTRA_N, LAST_N),
+    )
+    # Each program leaves its part of the sum in global memory and counts itself. The one that counts last adds up all
+    # parts.
+    STRIDE: tl.constexpr = BLOCK_M * WIDTH
+    parts_ptr += tile_id.to(tl.int64) * (splits * STRIDE)
+    extra_ptr = parts_ptr + BLOCK_M * BLOCK_N
+    last_ptr = extra_ptr + BLOCK_M * EXTRA_N
+    tl.store(parts_ptr + split * STRIDE + places(acc), acc)
+    if EXTRA_N > 0:
+        tl.store(extra_ptr + split * STRIDE + places(extra), extra)
+    if LAST_N > 0:
+        tl.store(last_ptr + split * STRIDE + places(last), last)
+    tl.debug_barrier()  # all threads have stored their part
+    if tl.atomic_add(arrivals_ptr + tile_id, 1) == splits - 1:
+        tl.store(arrivals_ptr + tile_id, 0)  # for the next launch
+        acc = apply_scales(add_parts(acc, parts_ptr, STRIDE, splits), scale_a_ptr, scale_b_ptr)
+        store_tile(c_desc, acc, m, n, EPILOGUE_SUBTILE, SWAP)
         if EXTRA_N > 0:
-            tl.store(extra_ptr + split * STRIDE + places(extra), extra)
+            extra = apply_scales(add_parts(extra, extra_ptr, STRIDE, splits), scale_a_ptr, scale_b_ptr)
+            store_tile(c_extra_desc, extra, m, n + BLOCK_N, 1, SWAP)
         if LAST_N > 0:
-            tl.store(last_ptr + split * STRIDE + places(last), last)
-        tl.debug_barrier()  # all threads have stored their part
-        if tl.atomic_add(arrivals_ptr + tile_id, 1) == splits - 1:
-            tl.store(arrivals_ptr + tile_id, 0)  # for the next launch
-            acc = apply_scales(add_parts(acc, main_ptr, STRIDE, splits), scale_a_ptr, scale_b_ptr)
-            store_tile(c_desc, acc, m, n, EPILOGUE_SUBTILE, SWAP)
-            if EXTRA_N > 0:
-                extra = apply_scales(add_parts(extra, extra_ptr, STRIDE, splits), scale_a_ptr, scale_b_ptr)
-                store_tile(c_extra_desc, extra, m, n + BLOCK_N, 1, SWAP)
-            if LAST_N > 0:
-                last = apply_scales(add_parts(last, last_ptr, STRIDE, splits), scale_a_ptr, scale_b_ptr)
-                store_tile(c_last_desc, last, m, n + BLOCK_N + EXTRA_N, 1, SWAP)
+            last = apply_scales(add_parts(last, last_ptr, STRIDE, splits), scale_a_ptr, scale_b_ptr)
+            store_tile(c_last_desc, last, m, n + BLOCK_N + EXTRA_N, 1, SWAP)

@@ -111,7 +111,7 @@ def test_parse():
             "block_n must be a sum of at most three powers .* 240",
         ),
         ((64, 8, 64, 4, 3), {"kernel": "split", "splits": 2}, "block_n must be a sum of .*; it is 8"),
-        ((64, 16, 64, 4, 3), {"swap": True}, "swap and a_in_registers must be False for the kernel plain"),
+        ((64, 16, 64, 4, 3), {"swap": True}, "swap must be False for the kernel plain"),
     ],
 )
 def test_bad_configuration_is_one_sentence(numbers, options, message):

@@ -24,7 +24,7 @@ SMALL = [
     GemmConfig(256, 160, 16, 8, 3, "persistent", 4),
     GemmConfig(64, 208, 16, 4, 3, "persistent", swap=True),
     GemmConfig(64, 64, 16, 4, 3, "persistent", 4, swap=True),
-    GemmConfig(64, 112, 16, 4, 3, "split", splits=2, swap=True, a_in_registers=True),
+    GemmConfig(64, 112, 16, 4, 3, "split", splits=2, swap=True),
     GemmConfig(64, 48, 16, 4, 3, "split", 2, splits=3),
 ]
 
