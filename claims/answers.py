@@ -52,7 +52,7 @@ def read_figure(
     if of == "count":
         return len(chosen)
     values = [row[field] for row in chosen if field in row]
-    return {"largest": max, "mean": geometric_mean}[of](values) / unit
+    return {"largest": max, "lowest": min, "mean": geometric_mean}[of](values) / unit
 
 
 def compare_resampling(evidence: Evidence) -> list[float]:

@@ -329,21 +329,28 @@ def judge(source, names, limit_s):
 
 
 def judge_solutions(stem, sample=None):
-    """Yield (exercise's cell, mutant, what its check said) of a notebook; `sample` counts the mutants of each cell.
+    """Yield (exercise's cell, mutant, what its check said) of a notebook.
 
-    Of a sample the solutions are not checked first, which takes most of its time.
+    `sample` counts the mutants of each of two cells. Then the solutions are not checked first, which takes most time.
     """
     path = ROOT / "notebooks" / "solutions" / f"{stem}.ipynb"
-    names = {}
+    names, cells = {}, []
     for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
         source = "".join(cell["source"])
         if cell["cell_type"] != "code":
             continue
         is_exercise = re.search(r"\bcheck\w*\(", source.splitlines()[0 if source[0] == "%" else -1])
-        changed = list(mutants(source)) if is_exercise else []
-        if sample is not None:  # the same ones each time, but no pattern in their order
-            changed.sort(key=lambda mutant: hashlib.sha256(mutant.source.encode()).digest())
-            changed = changed[:sample]
+        cells.append((number, source, is_exercise, list(mutants(source)) if is_exercise else []))
+
+    def by_hash(text):  # the same ones each time, but no pattern in their order
+        return hashlib.sha256(text.encode()).digest()
+
+    if sample is not None:
+        kept = sorted((source for _, source, _, changed in cells if changed), key=by_hash)[:2]
+        for _, source, _, changed in cells:
+            changed.sort(key=lambda mutant: by_hash(mutant.source))
+            del changed[sample if source in kept else 0 :]
+    for number, source, is_exercise, changed in cells:
         if names and not changed:
             continue
         before, begin = dict(names), time.process_time()
@@ -376,7 +383,7 @@ if __name__ == "__main__":
     cuda_magic.describe = lambda kernel: ""  # the check counts, not what a compiler says of registers
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("stems", nargs="+", metavar="STEM", help="a notebook with solutions")
-    parser.add_argument("--sample", type=int, help="so many mutants of each cell; default: all")
+    parser.add_argument("--sample", type=int, help="so many mutants of each of two cells; default: all")
     parser.add_argument("--json", action="store_true", help="print every verdict, one per line")
     options = parser.parse_args()
     if emulator.is_available():

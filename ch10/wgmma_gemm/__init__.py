@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ch10.wgmma_gemm import choice, operator
+from ch10.wgmma_gemm import operator
+from ch10.wgmma_gemm.choice import rank
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, configs, fits, load_config, parse, rejection
 from tilelab.runtime import build, cuda, device, first_call, operands, operators, provenance, tuned
 from tilelab.runtime.plans import Plan, Planner
@@ -99,7 +100,7 @@ def find_best(m: int, n: int, k: int) -> tuple[WgmmaConfig, str]:
     )
     if found:
         return found
-    ranked, why = choice.rank(*(max(extent, 1) for extent in (m, n, k)), here.sms or 132, here.name or "")
+    ranked, why = rank(*(max(extent, 1) for extent in (m, n, k)), here.sms or 132, here.name or "")
     return ranked[0], why
 
 
@@ -174,7 +175,7 @@ def _tune(a, b, out) -> tuple[WgmmaConfig, str]:
         launch = build_launch(a, b, out, config)
         return lambda: launch(a, b, out)
 
-    ranked, _ = choice.rank(m, n, k, here.sms or 132, here.name or "")
+    ranked, _ = rank(m, n, k, here.sms or 132, here.name or "")
     return first_call.choose(
         "wgmma_gemm", (m, n, k), "bf16", ranked, compile_one, prepare_one, (a, b, out), tuned_source()
     )

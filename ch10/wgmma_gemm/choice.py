@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ch10.wgmma_gemm.configs import BOX_K, SMEM_BYTES, WgmmaConfig, fits, rejection
+from ch10.wgmma_gemm.configs import BOX_K, SMEM_BYTES, WgmmaConfig, count_usable_sms, fits, rejection
 from tilelab.runtime import choice
 
 MOST_STAGES = 16
@@ -131,7 +131,7 @@ def candidates(m: int, n: int, k: int) -> dict[str, WgmmaConfig]:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates per microsecond and fixed costs in microseconds, fitted to 32,000 times of 632 shapes on an H200."""
+    """Rates per microsecond and fixed costs in microseconds, fitted to 32,000 times of 632 shapes on H200s."""
 
     flops: float = 6.5e6  # of an SM, with random data, which lowers the clock
     bytes_in: float = 106e3  # from L2 into an SM, if the other SM of its pair (TPC) loads as well
@@ -166,14 +166,6 @@ def count_resident_ctas(config: WgmmaConfig) -> int:
         return 1
     registers = config.accumulators + 40
     return max(1, min(233472 // (config.smem_bytes + 1024), 65536 // (config.threads * registers)))
-
-
-def count_usable_sms(cluster: int, sms: int) -> int:
-    """Return how many SMs clusters of this size can fill: a cluster lies in one GPC, of 16 or 18 SMs on Hopper."""
-    gpcs, more = sms // 16, sms % 16 // 2
-    if gpcs == 0 or more > gpcs:
-        return max(sms // cluster * cluster, cluster)
-    return (gpcs - more) * (16 // cluster * cluster) + more * (18 // cluster * cluster)
 
 
 def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int, rates: Rates = Rates()) -> float:

@@ -203,9 +203,19 @@ class WgmmaConfig:
         tiles = self.tiles(m, n)
         if self.kernel == "split":
             return tiles * self.cluster
-        # A cluster lies in one GPC. Hopper's GPCs have 16 or 18 SMs; clusters of four and eight use 16 of them.
-        whole = 16 if self.cluster_size >= 4 else self.cluster_size
-        return min(tiles, max(sms // whole * whole, self.cluster_size)) if self.persistent else tiles
+        usable = count_usable_sms(self.cluster_size, sms)
+        return min(tiles, usable) if self.persistent else tiles
+
+
+# A cluster lies in one GPC, and GPCs have different numbers of SMs. These are how many of 132 SMs clusters of a size
+# filled on six H200s: with more CTAs than that, the time of a product jumps.
+USABLE = {1: 132, 2: 132, 3: 117, 4: 116, 5: 110, 6: 102, 8: 104}
+
+
+def count_usable_sms(cluster: int, sms: int) -> int:
+    """Return how many of a GPU's SMs clusters of this size can fill at the same time, at least one cluster's."""
+    share = USABLE.get(cluster, USABLE[8]) / USABLE[1]
+    return max(int(sms * share) // cluster * cluster, cluster)
 
 
 def parse(text: str) -> WgmmaConfig:

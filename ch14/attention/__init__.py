@@ -1,7 +1,8 @@
 """Flash attention, forward: softmax(Q K^T / sqrt(D)) V on tiles that TMA moves, for sm_90a and newer.
 
-Neither kernel writes the scores to memory: a running maximum and sum rescale the output as blocks of keys go by. Read
-`kernels` first (plain Triton, one program with one loop), then `hopper_kernel` (Gluon, warp groups with roles).
+No kernel writes the scores to memory: a running maximum and sum rescale the output as blocks of keys go by. Read
+`kernels` first (plain Triton, one program with one loop), then `hopper_kernel` (Gluon, warp groups with roles), then
+`split_kernels` (few queries, whose keys are split among programs).
 Source: FlashAttention-2 (arXiv 2307.08691); FlashAttention-3 for Hopper (arXiv 2407.08608).
 """
 
@@ -9,14 +10,22 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 import triton
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14.attention import operator
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs, parse, rejection
+from ch14.attention import few_queries, operator
+from ch14.attention.configs import (
+    HEAD_DIMS,
+    AttentionConfig,
+    best_config,
+    configs,
+    parse,
+    rejection,
+    use_pairs,
+)
+from ch14.attention.few_queries import describe, find_scale
 from ch14.attention.hopper_kernel import TILE_LAYOUT, attention_hopper_kernel
 from ch14.attention.kernels import attention_plain_kernel
 from tilelab.runtime import build, device, operators, triton_launch
@@ -33,7 +42,7 @@ from tilelab.runtime.plans import Plan, Planner
 
 __all__ = ["spec", "attention", "prepare", "configs", "job", "AttentionConfig"]
 
-LOG2_E = 1.4426950408889634
+LOG2_E = few_queries.LOG2_E
 IS_INTERPRETED = not isinstance(attention_plain_kernel, triton.JITFunction)
 
 
@@ -59,13 +68,18 @@ def spec(
 def job(
     config: AttentionConfig, target: str, d: int = 128, is_causal: bool = False, dtype: str = "bf16"
 ) -> build.Job:
-    """Return the build job of `config` for `target`, specialised as `attention` launches it."""
+    """Return the build job of `config` for `target`, specialised as `attention` launches it.
+
+    `few_queries.merge_job` is the job of the kernel that follows several splits.
+    """
+    if config.is_split:
+        return few_queries.split_job(config, target, d, is_causal, dtype)
     hopper = config.kernel == "hopper"
     layout = f",{TILE_LAYOUT!r}" if hopper else ""
     queries, keys = (
         f"tensordesc<{dtype}[1, 1, {rows}, {d}]{layout}>" for rows in (_query_rows(config), config.block_n)
     )
-    lengths = ["KEYS", "row_blocks", "heads", "heads_per_kv"] + ["items"] * hopper
+    lengths = ["KEYS", "row_blocks", "heads", "heads_per_kv"] + ["items", "paired"] * hopper
     signature = {"q_desc": queries, "k_desc": keys, "v_desc": keys, "o_desc": queries, "scale": "fp32"}
     constants, options = _compile_options(config, is_causal)
     return build.Job(
@@ -87,7 +101,7 @@ def _compile_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, di
     if config.kernel == "plain":
         return constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
     constants |= {
-        "Q_STAGES": 1 + config.four_groups,
+        "Q_STAGES": 2,
         "STAGES": config.num_stages,
         "OVERLAP": config.overlap,
         "PING_PONG": config.ping_pong,
@@ -160,41 +174,39 @@ def _check_operands(q, k, v, out, is_causal, scale) -> None:
     )
 
 
-def _describe(tensor, rows: int, gluon: bool):
-    """Return a descriptor of blocks of `rows` x D. A stride that is never taken, of one element, must be valid too."""
-    d = tensor.shape[3]
-    strides = [stride if size > 1 else d for size, stride in zip(tensor.shape[:3], tensor.stride())] + [1]
-    kind, layout = (GluonDescriptor, [TILE_LAYOUT]) if gluon else (TensorDescriptor, [])
-    return kind(tensor, list(tensor.shape), strides, [1, 1, rows, d], *layout)
-
-
 def _plan(q, k, v, out, is_causal, scale, config) -> Plan:
     """Check the arguments, build the descriptors and compile the kernel."""
     _check_operands(q, k, v, out, is_causal, scale)
     here, d = device.current(), q.shape[3]
     target = here.target if here.target and here.has_tma else "sm_90a"  # which the interpreter stands in for
     case = q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], d, is_causal
+    chosen = "by the model" if config == "best" else ""
     config = choose_config(
         config,
         configs(d),
         AttentionConfig,
-        lambda: best_config(d, None if IS_INTERPRETED else target, case, here.sms),
+        lambda: best_config(d, None if IS_INTERPRETED else target, case, here.sms or 132),
         parse,
     )
     if reason := rejection(config, target):
         raise device.Unsupported(f"configuration {config} cannot run on {target}: {reason}")
-    if config.kernel == "hopper" and IS_INTERPRETED:
+    if "hopper" in config.kernel and IS_INTERPRETED:
         raise device.Unsupported("the interpreter runs no Gluon: use a plain configuration without a GPU.")
     new = operator.make_out(q)
     plan = functools.partial(
-        Plan, shape=q.shape, dtype=q.dtype, device=q.device, config=config, strides=new.stride()
+        Plan,
+        shape=q.shape,
+        dtype=q.dtype,
+        device=q.device,
+        config=config,
+        chosen=chosen,
+        strides=new.stride(),
     )
     if not q.numel() or not k.numel():  # the sum over no keys is zero
         return plan(lambda q, k, v, out: out.zero_())
-    kernel, grid, arguments, options = bind(q, k, v, new if out is None else out, is_causal, scale, config)
-    follows = {"q_desc": 0, "k_desc": 1, "v_desc": 2, "o_desc": 3}
+    operands = q, k, v, new if out is None else out, is_causal, scale, config
     try:  # to compile and load, so that a refusal is raised here
-        return plan(triton_launch.prepare(kernel, grid, arguments, follows, **options))
+        return plan((few_queries.prepare if config.is_split else _prepare_whole)(*operands))
     except torch.AcceleratorError:
         raise  # the CUDA context is lost
     except Exception as error:
@@ -216,14 +228,15 @@ def bind(
     """Return the kernel of `config`, its grid, its arguments by name, and its constants with the compiler's options."""
     gluon, rows, (b, h, s, d) = config.kernel == "hopper", _query_rows(config), q.shape
     row_blocks = triton.cdiv(s, config.block_m)
-    items = ((row_blocks + 1) // 2 if gluon and is_causal else row_blocks) * b * h
+    paired = gluon and is_causal and use_pairs(row_blocks, b * h, device.current().sms)
+    items = ((row_blocks + 1) // 2 if paired else row_blocks) * b * h
     arguments = {
-        "q_desc": _describe(q, rows, gluon),
-        "k_desc": _describe(k, config.block_n, gluon),
-        "v_desc": _describe(v, config.block_n, gluon),
-        "o_desc": _describe(out, rows, gluon),
-        "scale": (d**-0.5 if scale is None else scale) * LOG2_E,
-        **({"items": items} if gluon else {}),
+        "q_desc": describe(q, rows, gluon),
+        "k_desc": describe(k, config.block_n, gluon),
+        "v_desc": describe(v, config.block_n, gluon),
+        "o_desc": describe(out, rows, gluon),
+        "scale": find_scale(scale, d),
+        **({"items": items, "paired": int(paired)} if gluon else {}),
         "KEYS": k.shape[2],
         "row_blocks": row_blocks,
         "heads": h,
@@ -233,6 +246,14 @@ def bind(
     grid = (min(items, device.current().sms) if config.persistent else items,)
     kernel = attention_hopper_kernel if gluon else attention_plain_kernel
     return kernel, grid, arguments, constants | options
+
+
+FOLLOWS = {"q_desc": 0, "k_desc": 1, "v_desc": 2, "o_desc": 3}
+
+
+def _prepare_whole(*operands) -> Callable:
+    kernel, grid, arguments, options = bind(*operands)
+    return triton_launch.prepare(kernel, grid, arguments, FOLLOWS, **options)
 
 
 planner = Planner(_plan, "qkv")
@@ -281,7 +302,8 @@ def attention(
     and FlashAttention at the bottom right. `attn_mask` and `dropout_p` are torch's names for what this kernel lacks;
     only None and 0.0 are taken. `scale` is from 2^-100 to 2^20; the default is 1 / sqrt(D). A score of -inf
     hides a key. Finite scores may be up to 2^27 after scaling, because float32 rounds larger ones too coarsely. NaN or
-    infinity in V also reaches queries that do not see that key, if they see another key of its block. Under
+    infinity in V also reaches queries that do not see that key, if they see another key of its block. With up to 64
+    queries and no mask, programs share the keys (`split_kernels`); the same call still gives the same bits. Under
     torch.compile and where autograd records, this is torch.ops.tiles.attention, whose `config` is a name. It has no
     backward pass. Raises ValueError for bad arguments, Unsupported for hardware without TMA.
     """

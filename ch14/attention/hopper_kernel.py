@@ -145,31 +145,53 @@ class Problem:
     row_blocks: gl.tensor
     heads: gl.tensor
     heads_per_kv: gl.tensor
+    paired: gl.tensor
     CAUSAL: gl.constexpr
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, scale, items, KEYS, row_blocks, heads, heads_per_kv, CAUSAL, BLOCK_M, BLOCK_N):
-        self.scale, self.items, self.KEYS = scale, items, KEYS
-        self.row_blocks, self.heads, self.heads_per_kv = row_blocks, heads, heads_per_kv
+    def __init__(self, scale, items, lengths, paired, CAUSAL, BLOCK_M, BLOCK_N):
+        self.scale, self.items, self.paired = scale, items, paired
+        self.KEYS, self.row_blocks, self.heads, self.heads_per_kv = lengths
         self.CAUSAL, self.BLOCK_M, self.BLOCK_N = map(gl.constexpr, (CAUSAL, BLOCK_M, BLOCK_N))
 
     @gluon.jit
     def locate(self, item):
         # Return the head of an item of work, its first and its last row block, and the number of its tiles. Under a
-        # causal mask a late tile meets more keys than an early one, so an item is a pair of tiles of one head. Five
-        # row blocks make the items (4, 0), (3, 1) and (2).
+        # causal mask a late tile meets more keys than an early one. If `paired`, an item is a pair of tiles of one
+        # head: five row blocks make the items (4, 0), (3, 1) and (2). Else an item is one tile, those with the most
+        # keys of all heads come first, and every second round of programs goes backwards. Three programs take the
+        # items 0, 5, 6 and 1, 4, 7 and 2, 3, 8.
+        count = gl.where(item < self.items, 1, 0)
         if self.CAUSAL:
-            pairs = (self.row_blocks + 1) // 2
-            late = self.row_blocks - 1 - item % pairs
-            early = item % pairs
-            head = item // pairs
+            if self.paired != 0:
+                pairs = (self.row_blocks + 1) // 2
+                early = item % pairs
+                late = self.row_blocks - 1 - early
+                head = item // pairs
+                count = gl.where(late != early, 2 * count, count)
+            else:
+                programs = gl.num_programs(0)
+                place = item % programs
+                turned = item // programs % 2 == 1
+                item += gl.where(turned, programs - 1 - 2 * place, 0)
+                count = gl.where(item < self.items, 1, 0)
+                heads = self.items // self.row_blocks
+                late = self.row_blocks - 1 - item // heads
+                early = late
+                head = item % heads
         else:
             late = item % self.row_blocks
             early = late
             head = item // self.row_blocks
-        return head, late, early, gl.where(late != early, 2, 1)
+        return head, late, early, count
+
+    @gluon.jit
+    def round_up(self):
+        # Return the end of the items, so that all programs go through as many.
+        programs = gl.num_programs(0)
+        return (self.items + programs - 1) // programs * programs
 
     @gluon.jit
     def count_key_blocks(self, row, ROWS: gl.constexpr):
@@ -214,7 +236,7 @@ def load_tiles(args):
     # On a new barrier a wait for phase 1 returns at once, so the first round finds every stage empty.
     state = RingState(gl.to_tensor(0), gl.to_tensor(1), args.keys.tiles.shape[0])
     q_state = RingState(gl.to_tensor(0), gl.to_tensor(1), args.queries.tiles.shape[0] // GROUPS)
-    for item in range(gl.program_id(0), problem.items, gl.num_programs(0)):
+    for item in range(gl.program_id(0), problem.round_up(), gl.num_programs(0)):
         head, late, early, count = problem.locate(item)
         batch = head // problem.heads
         q_head = head % problem.heads
@@ -233,6 +255,13 @@ def load_tiles(args):
                 args.keys.load(args.k_desc, origin, state.stage, state.phase)
                 args.values.load(args.v_desc, origin, state.stage, state.phase)
                 state = state.advance()
+
+
+@gluon.jit
+def sum_per_lane(p):
+    # Return (ROWS, 4) sums. Four lanes hold a row of wgmma's result, each two of every eight columns. Sums within a
+    # lane need no shuffles, so the four are added only once, at the end.
+    return gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
 
 
 @gluon.jit
@@ -259,7 +288,7 @@ def attend(args, GROUP: gl.constexpr):
     tensor_core_phase = 0
     if args.PING_PONG and NEXT == 0:
         mbarrier.arrive(args.tensor_core_barriers.index(0), count=1)  # group 0 begins
-    for item in range(gl.program_id(0), problem.items, gl.num_programs(0)):
+    for item in range(gl.program_id(0), problem.round_up(), gl.num_programs(0)):
         head, late, early, count = problem.locate(item)
         for tile in range(count):
             row = (late + tile * (early - late)) * problem.BLOCK_M
@@ -297,7 +326,7 @@ def attend(args, GROUP: gl.constexpr):
             s = gl.where(keep, s, float("-inf"))
             row_max = gl.maximum(gl.max(s, 1) * scale, LOWEST)
             p_float = gl.exp2(s * scale - row_max[:, None])
-            row_sum = gl.sum(p_float, 1)
+            row_sum = sum_per_lane(p_float)
             p = gl.convert_layout(p_float.to(o_desc.dtype), p_layout)
 
             for _ in range(1, blocks):
@@ -332,7 +361,10 @@ def attend(args, GROUP: gl.constexpr):
                 new_max = gl.maximum(row_max, gl.max(s, 1) * scale)
                 rescale = gl.exp2(row_max - new_max)
                 p_float = gl.exp2(s * scale - new_max[:, None])
-                row_sum = row_sum * rescale + gl.sum(p_float, 1)
+                row_sum = (
+                    row_sum * gl.convert_layout(rescale, gl.SliceLayout(1, row_sum.type.layout))[:, None]
+                )
+                row_sum += sum_per_lane(p_float)
                 row_max = new_max
                 if args.OVERLAP:
                     acc = warpgroup_mma_wait(0, [acc])
@@ -350,7 +382,7 @@ def attend(args, GROUP: gl.constexpr):
             values.free(state.stage)
             state = state.advance()
             enter_scope("store")
-            acc = acc * gl.convert_layout(1.0 / row_sum, gl.SliceLayout(1, o_layout))[:, None]
+            acc = acc * gl.convert_layout(1.0 / gl.sum(row_sum, 1), gl.SliceLayout(1, o_layout))[:, None]
             tma.store_wait(0)  # the store of the last tile has read this group's staging tile
             group_barrier()  # one thread issued that store and waited for it; now all threads may write
             o_tile = args.o_tiles.index(GROUP)
@@ -378,7 +410,7 @@ def allocate_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 # Lengths are not specialised, so a new prompt length does not compile a new kernel.
-@gluon.jit(do_not_specialize=["items", "KEYS", "row_blocks", "heads", "heads_per_kv"])
+@gluon.jit(do_not_specialize=["items", "KEYS", "row_blocks", "heads", "heads_per_kv", "paired"])
 def attention_hopper_kernel(
     q_desc,
     k_desc,
@@ -390,6 +422,7 @@ def attention_hopper_kernel(
     row_blocks,
     heads,
     heads_per_kv,
+    paired,
     CAUSAL: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -418,9 +451,12 @@ def attention_hopper_kernel(
         v_empty = allocate_barriers(STAGES, GROUPS)
         keys = Buffers("k", k_tiles, k_full, k_empty, NBYTES, True)
         values = Buffers("v", v_tiles, v_full, v_empty, NBYTES, True)
-    tensor_core_barriers = allocate_barriers(GROUPS, 1)
+    tensor_core_barriers = q_full
+    if PING_PONG:
+        tensor_core_barriers = allocate_barriers(GROUPS, 1)
     fence_async_shared()  # without it TMA might not see the initialised barriers
-    problem = Problem(scale, items, KEYS, row_blocks, heads, heads_per_kv, CAUSAL, BLOCK_M, BLOCK_N)
+    lengths = (KEYS, row_blocks, heads, heads_per_kv)
+    problem = Problem(scale, items, lengths, paired, CAUSAL, BLOCK_M, BLOCK_N)
     descs = (q_desc, k_desc, v_desc, o_desc)
     args = PartitionArgs(
         problem, descs, (queries, keys, values), o_tiles, tensor_core_barriers, OVERLAP, PING_PONG
@@ -430,6 +466,12 @@ def attention_hopper_kernel(
     if GROUPS == 2:
         gl.warp_specialize(
             [(attend, (args, 0)), (attend, (args, 1)), (load_tiles, (args,))], [4, 1], [240, 24]
+        )
+    elif GROUPS == 3:
+        gl.warp_specialize(
+            [(attend, (args, 0)), (attend, (args, 1)), (attend, (args, 2)), (load_tiles, (args,))],
+            [4, 4, 1],
+            [160, 160, 24],
         )
     else:
         gl.warp_specialize(

@@ -34,14 +34,13 @@ def attend_blocks(
     v_desc,
     batch,
     kv_head,
-    row,
+    row_query,
     begin,
     end,
     KEYS,
     scale,
     MASKED: tl.constexpr,
     CAUSAL: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     D: tl.constexpr = q.shape[1]
@@ -52,7 +51,7 @@ def attend_blocks(
             columns = column + tl.arange(0, BLOCK_N)[None, :]
             keep = columns < KEYS
             if CAUSAL:
-                keep = keep & (columns <= row + tl.arange(0, BLOCK_M)[:, None])
+                keep = keep & (columns <= row_query[:, None])
             s = tl.where(keep, s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(s, 1) * scale)
         p = tl.exp2(s * scale - new_max[:, None])  # the hardware computes powers of two: scale holds log2(e)
@@ -93,6 +92,7 @@ def attention_plain_kernel(
         unmasked_end = tl.minimum(unmasked_end, (row + 1) // BLOCK_N * BLOCK_N)
         end = tl.minimum(KEYS, row + BLOCK_M)
     q = q_desc.load([batch, head % heads, row, 0]).reshape(BLOCK_M, D)
+    row_query = row + tl.arange(0, BLOCK_M)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     row_max = tl.full((BLOCK_M,), LOWEST, tl.float32)
@@ -105,14 +105,13 @@ def attention_plain_kernel(
         v_desc,
         batch,
         kv_head,
-        row,
+        row_query,
         0,
         unmasked_end,
         KEYS,
         scale,
         False,
         CAUSAL,
-        BLOCK_M,
         BLOCK_N,
     )
     acc, row_sum, row_max = attend_blocks(
@@ -124,14 +123,13 @@ def attention_plain_kernel(
         v_desc,
         batch,
         kv_head,
-        row,
+        row_query,
         unmasked_end,
         end,
         KEYS,
         scale,
         True,
         CAUSAL,
-        BLOCK_M,
         BLOCK_N,
     )
     out = acc * (1.0 / row_sum)[:, None]

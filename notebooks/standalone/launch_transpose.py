@@ -4,7 +4,7 @@ import torch
 
 from tilelab.cells.cuda_magic import make_tensor_map
 
-ROWS, COLUMNS, STAGES = 128, 32, 2
+ROWS, COLUMNS, STAGES = 128, 32, 3
 
 
 def launch(transpose):
@@ -12,5 +12,5 @@ def launch(transpose):
     x = torch.randn(260, 132)
     out = torch.full((132, 260), torch.nan)
     maps = make_tensor_map(x, (ROWS, COLUMNS), swizzle="128B"), make_tensor_map(out, (COLUMNS, ROWS))
-    transpose[2, 512, (STAGES + 2) * ROWS * COLUMNS * 4](*maps, 5, 15)
+    transpose[2, 256, (STAGES + 1) * ROWS * COLUMNS * 4](*maps, 5, 15)
     return out, x.T.contiguous()

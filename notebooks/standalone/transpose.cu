@@ -1,13 +1,12 @@
 // nvcc -arch=sm_90a -O3 -o transpose transpose.cu && ./transpose
 //
 // The swizzled transpose of chapter 10 in one file, without any header of the course: a ring of boxes that a tensor map
-// describes. Thread 0 of a block issues the loads and stores, and all threads turn each tile in shared memory.
+// describes. Thread 0 of a block issues the loads and stores, and all 256 threads turn each tile in shared memory.
 //
 //     event                             who            what becomes safe
 //     the box has landed                copy engine    full[stage] ends its phase: threads may read the tile
 //     fence.proxy.async, __syncthreads  every thread   the engine may read `turned`, and the stage may be loaded again
 //     the store has read `turned`       copy engine    its group is done: after a __syncthreads threads may write it
-// There are two turned tiles, so that one is stored while the next one is written.
 #include <cuda.h>  // for CUtensorMap; the function comes from the driver, so nothing is linked
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -15,8 +14,8 @@
 #include <stdlib.h>
 
 constexpr int ROWS = 128, COLUMNS = 32;  // of a tile of x; a row takes 128 bytes, as the swizzle wants
-constexpr int THREADS = 512, STAGES = 2, BYTES = ROWS * COLUMNS * 4;
-constexpr int SHARED_BYTES = (STAGES + 2) * BYTES;  // 64 KiB: the ring, and two turned tiles
+constexpr int STAGES = 3, BYTES = ROWS * COLUMNS * 4;
+constexpr int SHARED_BYTES = (STAGES + 1) * BYTES;  // 64 KiB: the ring, and the turned tile
 
 __device__ uint32_t shared_address(const void* pointer) { return uint32_t(__cvta_generic_to_shared(pointer)); }
 
@@ -36,6 +35,7 @@ __device__ void wait(uint32_t barrier, uint32_t parity) {
 extern "C" __global__ void transpose(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap out,
                                      int tiles_x, int tiles) {
     extern __shared__ __align__(1024) unsigned char ring[];  // STAGES boxes, at multiples of 1,024 for the swizzle
+    float* turned = reinterpret_cast<float*>(ring + STAGES * BYTES);
     __shared__ __align__(8) uint64_t full[STAGES];
     const bool leader = threadIdx.x == 0;
 
@@ -61,25 +61,24 @@ extern "C" __global__ void transpose(const __grid_constant__ CUtensorMap x, cons
 
     for (int use = 0, tile = blockIdx.x; tile < tiles; ++use, tile += gridDim.x) {
         const float* box = reinterpret_cast<const float*>(ring + use % STAGES * BYTES);
-        float* turned = reinterpret_cast<float*>(ring + (STAGES + use % 2) * BYTES);
         wait(shared_address(&full[use % STAGES]), use / STAGES % 2);
-        for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
+        for (int i = threadIdx.x; i < ROWS * COLUMNS; i += blockDim.x) {
             const int row = i % ROWS, column = i / ROWS;  // a warp reads 32 rows of one column
             const int unit = column / 4 ^ row % 8;  // where the swizzle has put the unit of 16 bytes
             turned[column * ROWS + row] = box[row * COLUMNS + unit * 4 + column % 4];
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // this thread's writes, before the engine reads
-        if (leader) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // the store before this one
-        __syncthreads();  // all have read the box and written this turned tile, and the other one may be overwritten
+        __syncthreads();  // all threads have read the box and written
         if (leader) {
             asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&out),
                          "r"(tile / tiles_x * ROWS), "r"(tile % tiles_x * COLUMNS), "r"(shared_address(turned))
                          : "memory");
             asm volatile("cp.async.bulk.commit_group;" ::: "memory");
             load(use + STAGES);
+            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
         }
+        __syncthreads();  // the engine has read `turned`
     }
-    if (leader) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // shared memory is freed at the end
 }
 
 #define CHECK(call)                                                    \
@@ -111,7 +110,8 @@ CUtensorMap make_map(float* matrix, int rows, int columns, int box_rows, int box
 }
 
 int main() {
-    const int rows = 16388, columns = 8196;  // multiples of 4, but not of a tile
+    // All rows start at a line of 128 bytes, and the last tile of each column of tiles is ragged.
+    const int rows = 16416, columns = 8224;
     const size_t count = size_t(rows) * columns;
     float *x, *out, *host = (float*)malloc(4 * count), *found = (float*)malloc(4 * count);
     int sms;
@@ -129,14 +129,14 @@ int main() {
 
     cudaEvent_t events[3];
     for (cudaEvent_t& event : events) CHECK(cudaEventCreate(&event));
-    transpose<<<3 * sms, THREADS, SHARED_BYTES>>>(from, to, tiles_x, tiles);  // the first launch loads the kernel
+    transpose<<<3 * sms, 256, SHARED_BYTES>>>(from, to, tiles_x, tiles);  // the first launch loads the kernel
     CHECK(cudaEventRecord(events[0]));
-    for (int i = 0; i < 10; ++i) transpose<<<3 * sms, THREADS, SHARED_BYTES>>>(from, to, tiles_x, tiles);
+    for (int i = 0; i < 10; ++i) transpose<<<3 * sms, 256, SHARED_BYTES>>>(from, to, tiles_x, tiles);
     CHECK(cudaEventRecord(events[1]));
     for (int i = 0; i < 10; ++i) CHECK(cudaMemcpyAsync(out, x, 4 * count, cudaMemcpyDeviceToDevice));
     CHECK(cudaEventRecord(events[2]));
     CHECK(cudaMemset(out, 0xff, 4 * count));
-    transpose<<<3 * sms, THREADS, SHARED_BYTES>>>(from, to, tiles_x, tiles);
+    transpose<<<3 * sms, 256, SHARED_BYTES>>>(from, to, tiles_x, tiles);
     CHECK(cudaGetLastError());
     CHECK(cudaMemcpy(found, out, 4 * count, cudaMemcpyDeviceToHost));
 

@@ -42,15 +42,29 @@ LINKER_SCRIPT = """SECTIONS { emulated_shared : {
     __start_emulated_shared = .; *(emulated_shared) *(.bss._ZZ* .data._ZZ*) __stop_emulated_shared = .;
 } } INSERT AFTER .data;
 """
+CELL_HEADER = '#include "language.h"\n'
 # g++ instruments the cell. The engine, not g++'s library, has the functions that the instrumented code calls.
 CHECKS = (
-    "-fsanitize=thread,alignment,bounds,integer-divide-by-zero",
+    "-fsanitize=thread,alignment,bounds,object-size,integer-divide-by-zero",
     "-fno-sanitize-recover=all",
+    "-fsanitize-recover=bounds",  # hooks.h decides
     "-nodefaultlibs",
     "--param=tsan-distinguish-volatile=1",
     "--param=tsan-instrument-func-entry-exit=0",
     "-fno-delete-null-pointer-checks",
 )
+# Ubuntu's g++ defines _FORTIFY_SOURCE, which refuses jumps between the stacks of two threads.
+LIBRARY_FLAGS = ("-U_FORTIFY_SOURCE", "-Wno-psabi", "-fPIC", "-fno-omit-frame-pointer")
+CELL_FLAGS = (
+    "-O1",
+    "-gdwarf-4",  # version 5 names the wrong file for some lines
+    "-g1",
+    *CHECKS,
+    "-fdata-sections",
+    "-fno-gnu-unique",
+    "-fno-threadsafe-statics",
+)
+ARRAY = re.compile(r"(?:\[[^][]*\]\s*)+")  # the extents of an array, or indices
 LONGEST_RUN_S = 10.0  # of one thread without waiting
 MOST_SHARED = 232448  # bytes of shared memory per block, as on sm_90
 MOST_THREADS = 16384  # that run together
@@ -150,13 +164,23 @@ def is_available() -> bool:
     return shutil.which("g++") is not None
 
 
-def _call_compiler(source: str, flags: Sequence[str], what: str) -> subprocess.CompletedProcess:
-    """Call g++ for a C++ source."""
+def _call_compiler(
+    source: str, flags: Sequence[str], what: str, header: str = ""
+) -> subprocess.CompletedProcess:
+    """Call g++ for a C++ source, or for the file of a header that is compiled in advance."""
     if not is_available():
         raise device.Unsupported(
             "running a CUDA kernel without a GPU needs g++: install it, or read the SASS."
         )
-    command = ["g++", "-std=c++17", "-w", "-x", "c++", "-", f"-I{FOLDER}", *flags]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-w",
+        "-x",
+        *(("c++-header", header) if header else ("c++", "-")),
+        f"-I{FOLDER}",
+        *flags,
+    ]
     english = os.environ | {"LC_ALL": "C"}
     done = subprocess.run(command, input=source, capture_output=True, text=True, check=False, env=english)
     if refused := re.search(r"attribute error: (.*)$", done.stderr, re.MULTILINE):
@@ -167,21 +191,11 @@ def _call_compiler(source: str, flags: Sequence[str], what: str) -> subprocess.C
     return done
 
 
-def _build(source: str, flags: Sequence[str], path: pathlib.Path, what: str) -> None:
-    """Compile C++ to the library `path`."""
+def _build(source: str, flags: Sequence[str], path: pathlib.Path, what: str, header: str = "") -> None:
+    """Compile C++ to the library `path`, or the file of a header to what g++ reads in its place."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = pathlib.Path(folder, "built.so")
-        # Ubuntu's g++ defines _FORTIFY_SOURCE, which refuses jumps between the stacks of two threads.
-        own = [
-            "-U_FORTIFY_SOURCE",
-            "-Wno-psabi",
-            "-shared",
-            "-fPIC",
-            "-fno-omit-frame-pointer",
-            "-o",
-            os.fspath(built),
-        ]
-        _call_compiler(source, [*own, *flags], what)
+        _call_compiler(source, ["-shared", "-o", os.fspath(built), *LIBRARY_FLAGS, *flags], what, header)
         built.replace(path)
 
 
@@ -216,10 +230,12 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
         if path.is_file()
         and (path.suffix in (".cuh", ".h", ".cpp") or TOOLKIT in path.parents or path.name == "inline_ptx.py")
     }
-    version = hashlib.sha256(repr((plain, own, LINKER_SCRIPT)).encode()).hexdigest()[:16]
+    version = hashlib.sha256(
+        repr((plain, own, LINKER_SCRIPT, LIBRARY_FLAGS, CELL_FLAGS)).encode()
+    ).hexdigest()[:16]
     folder = cuda.cubin_folder() / f"emulator-{version}"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (plain | {"shared.ld": LINKER_SCRIPT}).items():
+    for name, text in (plain | {"shared.ld": LINKER_SCRIPT, "cell.h": CELL_HEADER}).items():
         if not (folder / name).exists():
             with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
                 file.write(text)
@@ -228,6 +244,10 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes, one compiles the engine
         if not _is_whole(folder / "engine.so"):
             _build(own["engine.cpp"], ["-O3"], folder / "engine.so", "the engine")
+        # Half of the time to compile a cell would go into its headers.
+        if not (folder / "cell.h.gch").exists():
+            header = os.fspath(folder / "cell.h")
+            _build("", CELL_FLAGS, folder / "cell.h.gch", "the header of a cell", header)
     engine = ctypes.CDLL(os.fspath(folder / "engine.so"), ctypes.RTLD_GLOBAL)
     for function in (engine.run_emulated, engine.take_printed, engine.take_advice, engine.take_hint):
         function.restype = ctypes.c_char_p
@@ -239,7 +259,9 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
 def _build_cell(text: str, flags: Sequence[str], path: pathlib.Path, has_ptx: bool) -> None:
     """Compile the text of a cell, with its inline PTX rewritten, to the library `path`."""
     if has_ptx:
-        text = inline_ptx.rewrite(_call_compiler(text, ["-E", *flags], "the cell").stdout)
+        text = inline_ptx.rewrite(
+            _call_compiler(text, ["-E", "-fpch-preprocess", *LIBRARY_FLAGS, *flags], "the cell").stdout
+        )
         flags = [*flags, "-fpreprocessed"]
     _build(text, flags, path, "the cell")
 
@@ -291,14 +313,16 @@ def _compile(kernel: Any) -> ctypes.CDLL:
         for option in kernel.options
         if option.startswith("-D")
     ]
-    has_ptx = any(re.search(r"\b(asm|__asm__)\b", text) for text in (source, *headers.values()))
+    places = [f"-I{FOLDER}", *kernel.options, f"-I{folder}", f"-I{TOOLKIT}", f"-I{cuda.INCLUDE_FOLDER}"]
+    of_gcc, _ = cuda.included_headers(source, "", places)  # the emulator's where it has some of the same name
+    has_ptx = any(re.search(r"\b(asm|__asm__)\b", text) for text in (source, *of_gcc.values()))
     if has_ptx:
         outside.append('#include "instructions.h"')
     newline = "\n"
     # Names of the cell hide those of the C library. In the namespace without a name, static variables of templates and
     # inline functions belong to this file alone.
-    text = f"""#define EMULATED_ARCH {re.sub("[^0-9]", "", kernel.target)}0
-#include "language.h"
+    text = f"""#include "cell.h"
+#define EMULATED_ARCH {re.sub("[^0-9]", "", kernel.target)}0
 {newline.join(outside + constants)}
 namespace cell {{ namespace {{
 BUILTINS_THAT_CELLS_OVERLOAD
@@ -325,14 +349,8 @@ UNCHECKED void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
     path = folder / f"{hashlib.sha256(repr((text, headers, kernel.options)).encode()).hexdigest()}.so"
     if not _is_whole(path):
         flags = [
-            "-O1",
-            "-gdwarf-4",  # version 5 names the wrong file for some lines
-            "-g1",
-            *CHECKS,
+            *CELL_FLAGS,
             *(option for option in kernel.options if option.startswith("-I") or option == COUNT_STEPS),
-            "-fdata-sections",
-            "-fno-gnu-unique",
-            "-fno-threadsafe-statics",
             *("-Xlinker", "-T", "-Xlinker", os.fspath(folder / "shared.ld")),
             f"-I{folder}",
             f"-I{TOOLKIT}",
@@ -462,12 +480,14 @@ def prepare(
             f"the launch needs {needed:,} B of shared memory per block; sm_90 has "
             f"{MOST_SHARED:,} B: take a smaller tile or fewer stages."
         )
+    dimensions = max((text.count("[") for text in ARRAY.findall(kernel.source)), default=1)
     per_sm = min(32, 2048 // threads, MOST_SHARED // (needed + 1024) or 1)
     resident = min(blocks, 132 * per_sm, MOST_THREADS // threads) // cluster or 1
     shape = [(ctypes.c_uint32 * 3)(*extents) for extents in (grid, block)]
 
     def run(seed: int | None = None, keep_alive=(args, values)) -> None:
         with _lock:  # the engine runs one kernel at a time
+            ctypes.c_uint32.in_dll(engine, "most_dimensions").value = dimensions
             failure = engine.run_emulated(
                 ctypes.cast(library.emulated_kernel, ctypes.c_void_p),
                 *code,

@@ -29,15 +29,19 @@ static Cell* all_cells;
 static size_t cells_used;
 static std::vector<Slot> split_slots;
 static std::vector<Region> regions;  // static and dynamic shared memory of the loaded block, and tensors
-static Region recent;
+static Region recent[16];
+static Region& recent_at(u64 address) { return recent[u32(address >> 12) * 0x9e3779b1 >> 28]; }
+static struct {  // the thread that runs
+    u64 stack = 0, identity = 0;  // its moments without the clock
+    u64 before = 0;  // a moment of another thread that lies before its accesses
+} running;
 static u32 last_serial, launch_number;
 static u64 first_moment;  // of this launch; older ones do not count
 static std::vector<dim3> serial_blocks;  // by serial number, from this launch's first one on
 static u64 effects;  // counts what a waiting thread could see
 static std::vector<u64> read_bytes;  // by tensor: what the threads of this launch have read, without copies
-static std::unordered_map<u64, Knowledge>
-    signals;  // what is known to whoever reads an atomic or volatile variable: see
-                                                    // key_in_block
+// What is known to whoever reads an atomic or volatile variable; see key_in_block.
+static std::unordered_map<u64, Knowledge> signals;
 
 // A write that races may still be harmless, if it writes the value that is there. The next access tells.
 static struct {
@@ -220,14 +224,14 @@ static const Region* find_region(u64 address, u64 bytes) {
         verb, address);
 }
 
+static void forget_recent() { std::fill(std::begin(recent), std::end(recent), Region()); }
+
 // Return the region that holds these bytes, or null for the thread's own variables and the program's constants.
 static const Region* locate(u64 address, u64 bytes, const char* verb) {
-    if (address >= recent.begin && address + bytes <= recent.end) return &recent;
-    if (address - reinterpret_cast<u64>(coroutines[current].stack) < STACK_BYTES) return nullptr;
-    if (const Region* found = find_region(address, bytes)) {
-        recent = *found;
-        return &recent;
-    }
+    Region& known = recent_at(address);
+    if (address >= known.begin && address + bytes <= known.end) return &known;
+    if (address - running.stack < STACK_BYTES) return nullptr;
+    if (const Region* found = find_region(address, bytes)) return known = *found, &known;
     if (address - reinterpret_cast<u64>(code_begin) < u64(image_end - code_begin)) {
         if (!static_bytes || address + bytes <= reinterpret_cast<u64>(static_begin) ||
             address >= reinterpret_cast<u64>(static_begin) + static_bytes)
@@ -279,9 +283,12 @@ static std::string describe_race(u64 address, u64 other, bool writes, bool other
 }
 
 // Return the moment of an access to the same bytes that nothing orders with this one, or 0. Record this one.
-static u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread, u64 since) {
+static inline u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread, u64 since) {
     const auto clashes = [&](u64 at) {
-        return at >= since && (at ^ mine) >> 30 && !(at & mine & 1) && !is_before(at, thread);
+        if (at < since || (at ^ mine) >> 30 == 0 || at == running.before || at & mine & 1) return false;
+        if (!is_before(at, thread)) return true;
+        running.before = at;
+        return false;
     };
     if (!writes && (slot.read[0] == mine || slot.read[1] == mine)) return 0;
     if (clashes(slot.write)) return slot.write;
@@ -354,7 +361,7 @@ static std::vector<Overtaken> overtaken;
 
 static u64 code_of(const void* frame) { return static_cast<const u64*>(frame)[1]; }
 
-static void remember_write(u64 address, u64 bytes, u64 at, const void* frame) {
+static inline void remember_write(u64 address, u64 bytes, u64 at, const void* frame) {
     if (bytes > 16) return;
     auto& write = last_writes[writes_count++ % 256];
     write = {address, at, code_of(frame), u32(bytes)};
@@ -449,6 +456,32 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
     if (writes && !relaxed) remember_write(address, bytes, mine, frame);
 }
 
+// The frequent case of `access`, without calls: the region is no new one, and nothing races. Return false for any other.
+template <u32 BYTES, bool WRITES>
+static inline bool access_in_order(u64 address, const void* frame) {
+    if (address - running.stack < STACK_BYTES) return true;
+    const Region& region = recent_at(address);
+    if (address < region.begin || address + BYTES > region.end || !region.cells || unsettled.bytes) return false;
+    const Thread& thread = me();
+    if (region.tensor < 0 && (!thread.copies.empty() || (WRITES && my_block().open_reads))) return false;
+    const u64 noted = !WRITES && region.tensor < 0 && hint.empty() ? region.since : 0;  // a read of what nobody wrote
+    const u64 mine = running.identity | u64(thread.now & 0x1fffffff) << 1;
+    Cell* cell = cells_at(region, address);
+    if (BYTES < 4) {
+        if (cell->launch != launch_number) return false;
+        Slot* slot = &split_slots[cell->split + address % 4];
+        for (u32 i = 0; i < BYTES; ++i)
+            if (slot[i].write < noted || touch(slot[i], mine, WRITES, thread, region.since)) return false;
+    }
+    for (u32 i = 0; i < BYTES / 4; ++i) {
+        if (cell[i].launch == launch_number || cell[i].write < noted) return false;
+        if (touch(cell[i], mine, WRITES, thread, region.since)) return false;
+    }
+    if (WRITES) ++effects, remember_write(address, BYTES, mine, frame);
+    else if (region.tensor >= 0) read_bytes[region.tensor] += BYTES;
+    return true;
+}
+
 // ---- accesses that the engine makes or begins for the current thread: addresses are offsets in shared memory
 
 static Region shared_region(u32 block) { return {0, shared_bytes, blocks[block].cells, -1, cluster_moment(block)}; }
@@ -477,9 +510,6 @@ static void record_shared(u32 offset, u32 bytes, bool writes, const char* what) 
         return false;
     });
 }
-
-// Call use(offset in shared memory) for each 16 bytes of an operation's tile.
-static void for_each_tile_unit(const Operation& operation, const std::function<void(u32)>& use);
 
 static const char* const UNORDERED = "no barrier lies between";
 
@@ -662,7 +692,7 @@ static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const 
     if (!is_running) return;
     count_polled();
     if (reads && writes) excuse_reads(address, bytes);
-    if (address - reinterpret_cast<u64>(coroutines[current].stack) < STACK_BYTES) return;
+    if (address - running.stack < STACK_BYTES) return;
     if (reads) pause();
     const u64 effects_before = effects;
     access(address, bytes, writes, true, frame);
@@ -745,5 +775,5 @@ static void prepare_regions(const u64* ranges, const char** names, u32 count, u3
         }
         region->cells = cells ? cells + (region->begin / 4 - begin / 4) : nullptr;
     }
-    recent = {};
+    forget_recent();
 }

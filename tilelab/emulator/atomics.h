@@ -1,5 +1,6 @@
 // Atomic functions. A thread runs until it waits, so each is one step of the emulator.
-#pragma once
+#ifndef TILELAB_EMULATOR_ATOMICS_H
+#define TILELAB_EMULATOR_ATOMICS_H
 
 namespace emulator {
 
@@ -56,3 +57,5 @@ ATOMIC_CAS(atomicCAS_system)
 ADD_VECTOR(float2, (float2{old.x + value.x, old.y + value.y}))
 ADD_VECTOR(float4, (float4{old.x + value.x, old.y + value.y, old.z + value.z, old.w + value.w}))
 #undef ADD_VECTOR
+
+#endif  // TILELAB_EMULATOR_ATOMICS_H

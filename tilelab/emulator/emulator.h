@@ -1,5 +1,7 @@
-// The calls of a cell into engine.cpp, which is compiled once. cuda.h adds the words of CUDA C++.
-#pragma once
+// The calls of a cell into engine.cpp, which is compiled once. Its guard is no #pragma once: g++ would take the file of
+// another clone for a second one, beside a header that it has compiled before. cuda.h adds the words of CUDA C++.
+#ifndef TILELAB_EMULATOR_EMULATOR_H
+#define TILELAB_EMULATOR_EMULATOR_H
 #include <cstdint>
 #include <initializer_list>
 #undef _GLIBCXX_USE_STD_SPEC_FUNCS  // Bessel functions and the like, which take half of the time to compile a cell
@@ -34,6 +36,9 @@ inline u32 __float_as_uint(float value) {
 #ifndef ENGINE
 extern const dim3 threadIdx, blockIdx, blockDim, gridDim;
 #endif
+
+// The code of a function with this attribute may touch the engine's own memory.
+#define UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
 
 namespace emulator {
 
@@ -103,7 +108,7 @@ struct ProductKind {
 };
 void fence_products();
 void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate);
-inline void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate) {
+UNCHECKED inline void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate) {
     u32* registers[128];
     for (u32 i = 0; i < width / 2; ++i) registers[i] = reinterpret_cast<u32*>(d + i);
     multiply({width, elements, elements}, registers, nullptr, a, b, accumulate);
@@ -118,7 +123,6 @@ float f16_value(u32 bits);
 float element_value(Elements elements, u32 bits);
 u32 float8_bits(Elements elements, float value);  // E4M3 or E5M2, rounded to the nearest even; the largest for more
 
-// The code of a function with this attribute may touch the engine's own memory.
-#define UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
-
 }  // namespace emulator
+
+#endif  // TILELAB_EMULATOR_EMULATOR_H

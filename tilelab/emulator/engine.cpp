@@ -150,17 +150,24 @@ struct CpAsync {  // a copy of cp.async, which lands when the thread waits for i
     u32 tile, bytes, group;
 };
 
+// What a thread waits for: functions of objects that lie on its stack meanwhile.
+struct Wait {
+    bool (*test)(void* ready) = nullptr;  // null: it can run
+    std::string (*describe)(void* words) = nullptr;
+    void *ready = nullptr, *words = nullptr;
+    bool is_over() const { return !test || test(ready); }
+};
+
 struct Thread {
     bool started = false, finished = false;
     dim3 index;
     u32 block = 0;
-    std::function<bool()> ready;  // empty: it can run
-    std::function<std::string()> waits_for;
+    Wait wait;
     bool waits_for_barrier = false;
     bool is_counted = false;  // it waits in active_lanes
     u32 failed_polls = 0;  // since the last one that succeeded
     bool polls = false, gives_up = false;
-    Where where;  // it waits
+    const void* frame = nullptr;  // the innermost one, where it waits or polls
     bool yielded = false;  // it can run, but polls
     u32 pauses = 0, now = 1;
     Knowledge row, acquired;
@@ -285,9 +292,9 @@ static std::string text(const char* format, ...) {
 }
 // Return where the cell has called the engine. `frame` is the innermost stack frame; each begins with the address of the
 // next one and a return address.
-static Where find_caller(const void* frame) {
+static Where find_caller(const void* frame, u32 thread = current) {
     Where where;
-    const u8* stack = coroutines[current].stack;
+    const u8* stack = coroutines[thread].stack;
     for (auto at = static_cast<const u64*>(frame); where.count < 6; at = reinterpret_cast<const u64*>(at[0])) {
         const u64 offset = reinterpret_cast<const u8*>(at) - stack;
         if (offset > STACK_BYTES - 16) break;
@@ -312,6 +319,11 @@ static std::string name_index(dim3 index, dim3 extents) {
 static std::string place(const Thread& thread, const Where& where) {
     return mark(where) + text("block %s, thread %s", name_index(blocks[thread.block].index, gridDim).c_str(),
                               name_index(thread.index, blockDim).c_str());
+}
+
+// Say where a thread waits or polls.
+static std::string place(const Thread& thread) {
+    return place(thread, find_caller(thread.frame, u32(&thread - threads.data())));
 }
 
 [[noreturn]] static void end_run(const Where& where, const char* format, va_list values) {
@@ -442,6 +454,43 @@ class CatchSignals {
     }
 };
 
+// ---- tiles in shared memory
+
+static u32 place_in_swizzle(u32 address, u32 swizzle) {
+    return swizzle ? address ^ (address >> 7 & (swizzle / 16 - 1)) << 4 : address;
+}
+
+// Call use(shared address, coordinate of the unit's first element, global address or null) for each unit of 16 bytes.
+// The address is null where an outer coordinate lies outside of the tensor.
+template <typename Use>
+static void for_each_unit(const Operation& operation, Use use) {
+    const Map& map = operation.map;
+    const u32 row_bytes = map.box[0] * map.itemsize, pitch = std::max<u32>(row_bytes, map.swizzle);
+    u32 rows = 1;
+    for (u32 d = 1; d < map.dimensions; ++d) rows *= map.box[d];
+    for (u32 row = 0; row < rows; ++row) {
+        u64 from = map.address;
+        bool inside = true;
+        for (u32 d = 1, rest = row; d < map.dimensions; rest /= map.box[d], ++d) {
+            const long at = operation.corner[d] + long(rest % map.box[d]);
+            inside &= at >= 0 && at < long(map.shape[d]);
+            from += at * map.strides[d];
+        }
+        for (u32 byte = 0; byte < row_bytes; byte += 16) {
+            const long x = operation.corner[0] + long(byte / map.itemsize);
+            use(place_in_swizzle(operation.tile + row * pitch + byte, map.swizzle), x,
+                inside ? reinterpret_cast<u8*>(from + x * map.itemsize) : nullptr);
+        }
+    }
+}
+
+// Call use(offset in shared memory) for each 16 bytes of an operation's tile.
+template <typename Use>
+static void for_each_tile_unit(const Operation& operation, Use use) {
+    if (operation.is_box) return for_each_unit(operation, [&](u32 at, long, const u8*) { use(at); });
+    for (u32 byte = 0; byte < operation.bytes; byte += 16) use(operation.tile + byte);
+}
+
 #include "accesses.h"
 
 // ---- shared memory
@@ -546,10 +595,9 @@ template <typename Ready, typename Words>
 static void wait_until(Ready ready, Words waits_for, bool for_barrier = false) {
     engine_may_act();
     if (ready()) return;
-    me().ready = std::move(ready);
-    me().waits_for = std::move(waits_for);
+    me().wait = {[](void* ready) { return (*static_cast<Ready*>(ready))(); },
+                 [](void* words) -> std::string { return (*static_cast<Words*>(words))(); }, &ready, &waits_for};
     me().waits_for_barrier = for_barrier;
-    me().where = find_caller(__builtin_frame_address(0));
     switch_to_scheduler();
 }
 
@@ -660,7 +708,7 @@ u32 active_lanes() {
             if (meeting.generation != before) return true;
             for (u32 lane = 0; lane < 32 && warp * 32 + lane < count; ++lane) {
                 Thread& thread = threads[first + lane];
-                if (!thread.finished && !thread.is_counted && (!thread.ready || thread.ready())) return false;
+                if (!thread.finished && !thread.is_counted && thread.wait.is_over()) return false;
             }
             meeting.arrived = 0;
             ++meeting.generation;
@@ -923,39 +971,6 @@ static u32 element_bytes(Elements elements) {
 
 // ---- the copy engine
 
-static u32 place_in_swizzle(u32 address, u32 swizzle) {
-    return swizzle ? address ^ (address >> 7 & (swizzle / 16 - 1)) << 4 : address;
-}
-
-// Call use(shared address, coordinate of the unit's first element, global address or null) for each unit of 16 bytes.
-// The address is null where an outer coordinate lies outside of the tensor.
-template <typename Use>
-static void for_each_unit(const Operation& operation, Use use) {
-    const Map& map = operation.map;
-    const u32 row_bytes = map.box[0] * map.itemsize, pitch = std::max<u32>(row_bytes, map.swizzle);
-    u32 rows = 1;
-    for (u32 d = 1; d < map.dimensions; ++d) rows *= map.box[d];
-    for (u32 row = 0; row < rows; ++row) {
-        u64 from = map.address;
-        bool inside = true;
-        for (u32 d = 1, rest = row; d < map.dimensions; rest /= map.box[d], ++d) {
-            const long at = operation.corner[d] + long(rest % map.box[d]);
-            inside &= at >= 0 && at < long(map.shape[d]);
-            from += at * map.strides[d];
-        }
-        for (u32 byte = 0; byte < row_bytes; byte += 16) {
-            const long x = operation.corner[0] + long(byte / map.itemsize);
-            use(place_in_swizzle(operation.tile + row * pitch + byte, map.swizzle), x,
-                inside ? reinterpret_cast<u8*>(from + x * map.itemsize) : nullptr);
-        }
-    }
-}
-
-static void for_each_tile_unit(const Operation& operation, const std::function<void(u32)>& use) {
-    if (operation.is_box) return for_each_unit(operation, [&](u32 at, long, const u8*) { use(at); });
-    for (u32 byte = 0; byte < operation.bytes; byte += 16) use(operation.tile + byte);
-}
-
 static void fill(u8* to, const Map& map, u32 elements) {
     memset(to, 0, elements * map.itemsize);
     if (!map.fill_is_nan) return;
@@ -1066,6 +1081,7 @@ static bool acts_now(bool at_once) { return at_once || (seed > 2 && random_numbe
 
 static void engine_may_act() {
     while (!operations.empty() && acts_now(seed == 1 || seed == 2)) complete_one();
+    if (seed == 0 || seed == 2) return;  // products wait
     for (auto& block : blocks)
         for (auto& group : block.warp_groups)
             for (u32 warp = 0; warp < 4; ++warp)
@@ -1291,6 +1307,8 @@ void wait_for_stores(u32 pending) {
 
 void fence_products() { me().fenced = true; }
 
+static u32 wrap(u32 address) { return address < shared_bytes ? address : address % shared_bytes; }
+
 // Return where 16 bytes of one row of a matrix lie in shared memory; `unit` is 0 or 1.
 //
 // A descriptor holds, in units of 16 bytes, the address (bits 0-13), the offset from one core matrix of 8 x 16 bytes to
@@ -1302,7 +1320,7 @@ static u32 unit_address(u64 descriptor, u32 row, u32 unit) {
     const u32 along_k = u32(descriptor >> 16 & 0x3fff) * 16, along_rows = u32(descriptor >> 32 & 0x3fff) * 16;
     const u32 address =
         base + row / 8 * along_rows + row % 8 * (swizzle ? swizzle : 16) + unit * (swizzle ? 16 : along_k);
-    return place_in_swizzle(address, swizzle) % shared_bytes;
+    return wrap(place_in_swizzle(address, swizzle));
 }
 
 // The rows of a transposed matrix run along M or N, with k from one to the next. Eight rows of one swizzle (16 bytes
@@ -1315,7 +1333,7 @@ static u32 element_address(u64 descriptor, u32 row, u32 k) {
     const u32 span = swizzle ? swizzle / 2 : 8, outer = row / span, inner = row % span * 2;
     const u32 address = base + outer * (swizzle ? along_k : along_rows) + k / 8 * (swizzle ? along_rows : along_k) +
                         k % 8 * span * 2 + inner;
-    return place_in_swizzle(address, swizzle) % shared_bytes;
+    return wrap(place_in_swizzle(address, swizzle));
 }
 
 static void read_row(u32 block, u64 descriptor, u32 row, Elements elements, bool transposed, float (&values)[32]) {
@@ -1354,6 +1372,18 @@ static bool has_next_product(const WarpGroup& group, u32 warp) {
     return index < group.products.size() && group.products[index]->issued[warp] == 32;
 }
 
+#if defined(__x86_64__)
+__attribute__((target_clones("avx2", "default")))
+#endif
+static void multiply(const float (&a)[16][32], const float (&b)[32][256], float (&sums)[16][256], u32 width,
+                     u32 depth) {
+    for (u32 r = 0; r < 16; ++r) {
+        std::fill_n(sums[r], width, 0.0f);
+        for (u32 k = 0; k < depth; ++k)
+            for (u32 column = 0; column < width; ++column) sums[r][column] += a[r][k] * b[k][column];
+    }
+}
+
 // Carry out one warp's part of its next product. tilelab/include/wgmma.cuh draws which sums a thread holds.
 static void execute_next_product(WarpGroup& group, u32 warp) {
     const std::shared_ptr<Product> product = group.products[group.next[warp]++ - group.removed];
@@ -1372,11 +1402,7 @@ static void execute_next_product(WarpGroup& group, u32 warp) {
         read_row(group.block, product->b, column, kind.b, kind.b_transposed, row);
         for (u32 k = 0; k < depth; ++k) b[k][column] = row[k];
     }
-    for (u32 r = 0; r < 16; ++r) {
-        std::fill_n(sums[r], width, 0.0f);
-        for (u32 k = 0; k < depth; ++k)
-            for (u32 column = 0; column < width; ++column) sums[r][column] += a[r][k] * b[k][column];
-    }
+    multiply(a, b, sums, width, depth);
     const float scale = float(kind.a_scale * kind.b_scale);
     for (u32 lane = 0; lane < 32; ++lane) {
         const u32 t = 32 * warp + lane;
@@ -1519,6 +1545,7 @@ void store_matrices(u32 address, std::initializer_list<u32> rows, bool transpose
 // ---- running
 
 static void switch_to_scheduler() {
+    me().frame = __builtin_frame_address(0);
     if (unsettled.bytes) settle();
     require_in_step();
     if (!_setjmp(coroutines[current].resume)) _longjmp(scheduler, 1);
@@ -1607,13 +1634,12 @@ static std::string describe_deadlock() {
     std::string said, first_reason;
     for (bool for_barrier : {true, false})
         for (auto& thread : threads) {
-            if (thread.finished || !thread.ready || thread.waits_for_barrier != for_barrier) continue;
-            const std::string reason = thread.waits_for();
+            if (thread.finished || !thread.wait.test || thread.waits_for_barrier != for_barrier) continue;
+            const std::string reason = thread.wait.describe(thread.wait.words);
             if (reason == first_reason) continue;
-            if (!said.empty())
-                return for_barrier ? said + "; " + place(thread, thread.where) + " waits for ever " + reason : said;
+            if (!said.empty()) return for_barrier ? said + "; " + place(thread) + " waits for ever " + reason : said;
             first_reason = reason;
-            said = place(thread, thread.where) + " waits for ever " + reason;
+            said = place(thread) + " waits for ever " + reason;
         }
     return said;
 }
@@ -1628,7 +1654,14 @@ static void refresh_regions() {
     Cell* const dynamic_cells = cells ? cells + dynamic_base / 4 : nullptr;
     regions[0] = {begins[0], begins[0] + static_bytes, cells, -1, since};
     regions[1] = {begins[1], begins[1] + shared_bytes - dynamic_base, dynamic_cells, -1, since};
-    recent = {};
+    forget_recent();
+}
+
+// Return MOST_SHARED bytes and some more, for the shared memory of a block that begins.
+static const u8* random_bytes() {
+    static std::vector<u32> words;
+    while (words.size() * 4 < 2 * MOST_SHARED) words.push_back(random_number());
+    return reinterpret_cast<u8*>(&words[random_number() % 16384]);
 }
 
 static void start_cluster(u32 slot, dim3 index) {
@@ -1650,10 +1683,7 @@ static void start_cluster(u32 slot, dim3 index) {
         for (u32 group = 0; group < count / 128; ++group)
             block.warp_groups.push_back({b, block.first_thread + 128 * group});
         block.memory.resize(shared_bytes + 128);
-        for (size_t i = 0; i + 4 <= block.memory.size(); i += 4) {
-            const u32 garbage = random_number();
-            memcpy(&block.memory[i], &garbage, 4);
-        }
+        memcpy(block.memory.data(), random_bytes(), block.memory.size());
         for (u32 i = 0; i < count; ++i) {
             Thread& thread = threads[block.first_thread + i] = Thread();
             thread.block = b;
@@ -1665,9 +1695,10 @@ static void start_cluster(u32 slot, dim3 index) {
 
 // Say what goes on for ever: a loop in which nothing changes.
 static std::string describe_idle_loop(bool others_wait) {
-    const std::string who = place(me(), me().where);
+    const std::string who = place(me());
     if (!me().yielded)
-        return who + " waits " + me().waits_for() + " again and again, and nothing changes: a loop does not end";
+        return who + " waits " + me().wait.describe(me().wait.words) +
+               " again and again, and nothing changes: a loop does not end";
     return who + " polls memory that nobody changes" +
            (others_wait ? text(": blocks that have not begun cannot, because the %zu that run fill the GPU",
                                clusters.size() * blocks_per_cluster)
@@ -1680,9 +1711,10 @@ static Progress run_warp(const Block& block, u32 first, u32 count) {
     const u32 begin = seed > 2 ? random_number() % count : 0;
     for (u32 step = 0; step < count; ++step) {
         current = block.first_thread + first + (begin + step) % count;
-        if (me().finished || (me().ready && !me().ready())) continue;
+        if (me().finished || !me().wait.is_over()) continue;
         load_block(me().block);
-        me().ready = nullptr;
+        running = {reinterpret_cast<u64>(coroutines[current].stack), moment(me(), 0) >> 30 << 30};
+        me().wait = {};
         me().yielded = false;
         threadIdx = me().index;
         blockIdx = block.index;
@@ -1871,6 +1903,7 @@ extern "C" const char* run_emulated(void (*kernel)(void**), const u8* code_begin
         run_grid(most_resident);
     }
     is_running = false;
+    forget_recent();
     said = failure;
     return said.c_str();
 }

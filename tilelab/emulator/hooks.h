@@ -2,6 +2,7 @@
 // (-fsanitize=alignment,bounds,integer-divide-by-zero). engine.cpp includes this file.
 
 using emulator::access;
+using emulator::access_in_order;
 using emulator::fail;
 using emulator::touch_signal;
 
@@ -18,11 +19,13 @@ static inline void check_aligned(const void* at, const char* verb) {
 #define ACCESSES(BYTES)                                                                                             \
     HOOK __tsan_read##BYTES(void* at) {                                                                             \
         check_aligned<BYTES>(at, "reads");                                                                          \
-        access(reinterpret_cast<u64>(at), BYTES, false, false, CALLER);                                             \
+        if (!access_in_order<BYTES, false>(reinterpret_cast<u64>(at), CALLER))                                      \
+            access(reinterpret_cast<u64>(at), BYTES, false, false, CALLER);                                         \
     }                                                                                                               \
     HOOK __tsan_write##BYTES(void* at) {                                                                            \
         check_aligned<BYTES>(at, "writes");                                                                         \
-        access(reinterpret_cast<u64>(at), BYTES, true, false, CALLER);                                              \
+        if (!access_in_order<BYTES, true>(reinterpret_cast<u64>(at), CALLER))                                       \
+            access(reinterpret_cast<u64>(at), BYTES, true, false, CALLER);                                          \
     }                                                                                                               \
     HOOK __tsan_unaligned_read##BYTES(void* at) { access(reinterpret_cast<u64>(at), BYTES, false, false, CALLER); } \
     HOOK __tsan_unaligned_write##BYTES(void* at) { access(reinterpret_cast<u64>(at), BYTES, true, false, CALLER); } \
@@ -112,8 +115,15 @@ struct Checked {  // what the three kinds have in common: the place in the sourc
     const Type* type;
 };
 
-HOOK __ubsan_handle_out_of_bounds_abort(const Checked* checked, u64 index) {
-    fail("index %lld is out of the bounds of %s", index, checked->type->name);
+// `tile[0][i]` may go on in the next rows, as kernels do that take a tile for one array. g++ names the array that an index
+// belongs to, 'float [8]' here. Where the cell has arrays of more dimensions, this may be a row; then object-size, which
+// checks whole variables, has the last word.
+extern "C" u32 most_dimensions;
+u32 most_dimensions;
+HOOK __ubsan_handle_out_of_bounds(const Checked* checked, u64 index) {
+    const char* name = checked->type->name;
+    if (std::count(name, name + strlen(name), '[') >= most_dimensions)
+        fail("index %lld is out of the bounds of %s", index, name);
 }
 HOOK __ubsan_handle_divrem_overflow_abort(const Checked*, u64, u64) { fail("divides an integer by zero"); }
 
@@ -122,6 +132,8 @@ struct Mismatch : Checked {
 };
 HOOK __ubsan_handle_type_mismatch_v1_abort(const Mismatch* checked, u64 address) {
     if (address < 4096) fail("uses a null pointer to %s", checked->type->name);
+    if (address % (1u << checked->log_alignment) == 0)
+        fail("uses %s behind the end of its array: an index is out of the bounds", checked->type->name);
     fail("uses %s at address ...%03llx, which is no multiple of %u: on a GPU this is a misaligned address",
          checked->type->name, address & 0xfff, 1u << checked->log_alignment);
 }

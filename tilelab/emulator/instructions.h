@@ -371,8 +371,8 @@ inline void require_registers(u64 count) {
 }
 
 template <u32 COUNT, typename... Registers>
-void multiply_group(const emulator::ProductKind& kind, const u32* a_registers, u64 a, u64 b, bool accumulate,
-                    Registers&... d) {
+UNCHECKED void multiply_group(const emulator::ProductKind& kind, const u32* a_registers, u64 a, u64 b, bool accumulate,
+                              Registers&... d) {
     u32* registers[] = {reinterpret_cast<u32*>(&d)...};
     if (COUNT != sizeof...(d))
         fail("wgmma with %u columns has %u registers of d; it gets %zu", kind.width, COUNT, sizeof...(d));

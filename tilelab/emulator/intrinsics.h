@@ -1,5 +1,6 @@
 // Functions of CUDA's device library: loads and stores with hints, integers, conversions, and mathematics.
-#pragma once
+#ifndef TILELAB_EMULATOR_INTRINSICS_H
+#define TILELAB_EMULATOR_INTRINSICS_H
 #include <fenv.h>
 
 // ---- loads and stores with a hint for the caches
@@ -409,3 +410,5 @@ inline float rnormf(int count, const float* values) { return float(1 / norm_of(c
 inline void sincospif(float a, float* sine, float* cosine) { *sine = sinpif(a), *cosine = cospif(a); }
 inline void sincospi(double a, double* sine, double* cosine) { *sine = sinpi(a), *cosine = cospi(a); }
 inline float rsqrt(float a) { return rsqrtf(a); }
+
+#endif  // TILELAB_EMULATOR_INTRINSICS_H

@@ -1,5 +1,6 @@
 // The words of CUDA C++ for g++: attributes, built-in variables, synchronisation, and what it takes to call a kernel.
-#pragma once
+#ifndef TILELAB_EMULATOR_LANGUAGE_H
+#define TILELAB_EMULATOR_LANGUAGE_H
 #include "emulator.h"
 
 #include <float.h>
@@ -262,3 +263,5 @@ inline void __cluster_barrier_wait() { emulator::wait_for_cluster(); }
         ::atomicXor, ::min, ::max, ::__ldg, ::__ldcs, ::__stcs, ::__shfl_sync, ::__shfl_down_sync, ::__shfl_up_sync,   \
         ::__shfl_xor_sync, ::exp, ::log, ::sqrt, ::abs, ::fabs, ::pow, ::floor, ::ceil, ::fmin, ::fmax, ::tanh, ::sin, \
         ::cos;
+
+#endif  // TILELAB_EMULATOR_LANGUAGE_H

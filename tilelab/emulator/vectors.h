@@ -1,5 +1,6 @@
 // The vector types of CUDA, float4 and the like, with their alignments.
-#pragma once
+#ifndef TILELAB_EMULATOR_VECTORS_H
+#define TILELAB_EMULATOR_VECTORS_H
 
 #define VECTORS(T, NAME, BYTES_OF_2, BYTES_OF_4)                          \
     struct NAME##1 { T x; };                                              \
@@ -38,3 +39,5 @@ WIDE(double, double)
 
 constexpr dim3::dim3(const uint3& extents) : x(extents.x), y(extents.y), z(extents.z) {}
 constexpr dim3::operator uint3() const { return {x, y, z}; }
+
+#endif  // TILELAB_EMULATOR_VECTORS_H

@@ -10,6 +10,9 @@ A figure on shapes that a choice was made with is no result. So there are three 
 - HELD_OUT: in no table, and not looked at before the choices were final. Headlines are of this set.
 """
 
+from collections.abc import Mapping, Sequence
+from statistics import geometric_mean
+
 TABLE = """\
 Llama 3 8B: q, k, v 6144 4096; o 4096 4096; gate, up 28672 4096; down 4096 14336
 Llama 3 70B: q, k, v 10240 8192; o 8192 8192; gate, up 57344 8192; down 8192 28672
@@ -71,3 +74,34 @@ def list_products() -> list[tuple[str, tuple[int, int, int]]]:
 def list_held_out() -> list[tuple[str, tuple[int, int, int]]]:
     """Return ("model, layer", (M, N, K)) for each number of HELD_OUT_TOKENS and layer, then squares and odd extents."""
     return _list(HELD_OUT, HELD_OUT_TOKENS) + [("another shape", shape) for shape in HELD_OUT_OTHERS]
+
+
+MANY = 2**31
+TOKEN_RANGES = (
+    *(("1", 1, 1), ("2 to 64", 2, 64), ("65 to 512", 65, 512), ("513 to 4,096", 513, 4096)),
+    *(("more", 4097, MANY), ("all", 1, MANY)),
+)
+
+
+def summarise(sets: Mapping[str, Sequence[dict]]) -> list[dict]:
+    """Return for each set of rows, and for each range of tokens (M), the ratios' geometric mean and lowest.
+
+    A row has `shape` and `ratio`. `below_0.95` is the share of shapes with a smaller ratio.
+    """
+    found = []
+    for name, rows in sets.items():
+        for tokens, fewest, most in TOKEN_RANGES:
+            ratios = [row["ratio"] for row in rows if fewest <= row["shape"][0] <= most]
+            if not ratios:
+                continue
+            below = sum(ratio < 0.95 for ratio in ratios) / len(ratios)
+            found.append(
+                {
+                    "shapes": name,
+                    "tokens": tokens,
+                    "count": len(ratios),
+                    "geometric_mean": geometric_mean(ratios),
+                }
+                | {"lowest": min(ratios), "below_0.95": below}
+            )
+    return found

@@ -12,6 +12,7 @@ import torch
 
 from ch10.tile_pipeline.lesson import figures
 from ch10.tile_pipeline.lesson.experiments import CENTRE, EDGE, LARGE
+from tilelab import emulator
 from tilelab.cells import lesson
 from tilelab.cells.cuda_magic import make_tensor_map
 from tilelab.measure.check import check_exercise
@@ -249,11 +250,19 @@ def check_turned(kernel) -> None:
     def make_maps(x, out):
         return make_tensor_map(x, (64, 32), swizzle="128B"), make_tensor_map(out, (32, 64))
 
-    raise_fault(check_transpose(by_tile(kernel, (64, 32), 256, make_maps)))
+    prepare = by_tile(kernel, (64, 32), 256, make_maps)
+    raise_fault(check_transpose(prepare))
     missing = {"UTMALDG", "UTMASTG"} - kernel.counts().keys()
     assert not missing, (
         f"the kernel moves no boxes both ways: its machine code lacks {', '.join(sorted(missing))}"
     )
+    if emulator.is_available():
+        x, out = make_matrices((128, 64), "cpu", transposed=True)
+        with emulator.trace() as trace:
+            prepare(x, out)()
+        for kind, what in ((emulator.Event.LOAD, "load"), (emulator.Event.STORE, "store")):
+            moved = sum(event.bytes for event in trace.events if event.kind == kind)
+            assert moved == x.nbytes, f"its boxes {what} {moved:,} bytes of a matrix of {x.nbytes:,}"
 
 
 CHECKS = {

@@ -271,13 +271,13 @@ def _measure_products(products: Iterable[tuple[str, tuple[int, int, int]]], **ti
     return rows
 
 
-@experiment("ch10_gemm_layers", source=lambda: source(layer_shapes.list_products, layer_shapes.LAYERS))
+@experiment("ch10_gemm_layers", source=lambda: source(layer_shapes))
 def measure_layers():
     """Time the layers of six models, whose times the choice knows."""
     return _measure_products(layer_shapes.list_products(), **LAYER_TIMING)
 
 
-@experiment("ch10_gemm_held_out", source=lambda: source(layer_shapes.list_held_out, layer_shapes.HELD_OUT))
+@experiment("ch10_gemm_held_out", source=lambda: source(layer_shapes))
 def measure_held_out():
     """Time layers of models that no table holds, at numbers of tokens that no table holds."""
     return _measure_products(layer_shapes.list_held_out(), warm_s=0.1)

@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 import torch
 
-from ch14.attention import hopper_kernel, kernels
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs
+from ch14.attention.configs import HEAD_DIMS
 from ch14.attention.lesson import experiments
 from tilelab.measure import bench, check, peers
 from tilelab.records import results
-from tilelab.runtime import build, device, provenance
+from tilelab.runtime import device, provenance
 
 LENGTHS = (1024, 4096, 8192)  # with 16,384 tokens and 2,048 features in all
 # Groups of queries share a key head, as in models with 8 and with 4 key heads.
@@ -54,9 +53,7 @@ CASES = [
 
 def source() -> str:
     """Return the hash of what is measured: the kernels, and how the peers are called."""
-    return provenance.source_hash(
-        kernels, hopper_kernel, AttentionConfig, configs, best_config, compare_case, peers.FlashAttention4
-    )
+    return provenance.source_hash(*experiments.MEASURED, compare_case, peers.FlashAttention4)
 
 
 def cudnn_version() -> str | None:
@@ -72,7 +69,7 @@ def compare_case(case, flash_4: peers.Peer, **timing) -> list[dict]:
     tilelab.measure.peers.compare.
     """
     peer = experiments.choose_peer(case)
-    config = best_config(case[5], device.current().target, case, device.current().sms)
+    config = experiments.choose_config(case)
     others = {"course": experiments.prepare_attention(config, case[6])}
     if not flash_4.reason:
         others[flash_4.name] = flash_4.prepare_attention(case[6])
@@ -112,12 +109,8 @@ def compare_with_peers():
     At `experiments.LONG` without a mask FlashAttention-2 (torch's backend "flash") and attention in steps follow, timed
     apart from the fast ones because they let the chip cool down.
     """
-    here, cases = device.current(), (*CASES, (*experiments.LONG, False))
-    jobs = {}
-    for case in cases:
-        config = best_config(case[5], here.target, case, here.sms)
-        jobs[config, case[5:]] = experiments.job(config, here.target, *case[5:])
-    build.compile_ahead(list(jobs.values()))
+    cases = *CASES, (*experiments.LONG, False)
+    experiments.compile_choices(cases)
     flash_4, rows = peers.find("flash_attention_4"), []
     for case in cases:
         rows += compare_case(case, flash_4, rounds=12, warm_s=0.2)

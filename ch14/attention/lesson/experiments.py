@@ -5,6 +5,7 @@ A case is (batch, heads, key heads, queries, keys, head dimension, causal).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -14,8 +15,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ch14 import attention
-from ch14.attention import hopper_kernel, job, kernels
-from ch14.attention.configs import HEAD_DIMS, AttentionConfig, best_config, configs
+from ch14.attention import few_queries, hopper_kernel, job, kernels, split_hopper_kernel, split_kernels
+from ch14.attention.configs import HEAD_DIMS, SPLIT_US, AttentionConfig, best_config, configs
 from tilelab.measure import bench, check
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
@@ -142,9 +143,12 @@ def choose_peer(case) -> str:
     raise reason
 
 
+MEASURED = kernels, split_kernels, split_hopper_kernel, hopper_kernel, AttentionConfig, configs, best_config
+
+
 def source() -> str:
     """Return the hash of what is measured: the kernels, their configurations and the choice."""
-    return provenance.source_hash(kernels, hopper_kernel, AttentionConfig, configs, best_config)
+    return provenance.source_hash(*MEASURED)
 
 
 experiment = functools.partial(results.experiment, source=source)
@@ -168,6 +172,23 @@ def compile_ladder(*dtypes: str) -> None:
     build.compile_ahead(jobs)
 
 
+def choose_config(case) -> AttentionConfig:
+    """Return what "best" is for a case on this GPU."""
+    here = device.current()
+    return best_config(case[5], here.target, case, here.sms)
+
+
+def compile_choices(cases) -> None:
+    """Compile what "best" is for each case, on all CPUs."""
+    target, jobs = device.current().target, {}
+    for case in cases:
+        config, (d, causal) = choose_config(case), case[5:]
+        jobs[config, d, causal] = job(config, target, d, causal)
+        if config.splits > 1:
+            jobs[config, d] = few_queries.merge_job(config, target, d)
+    build.compile_ahead(list(jobs.values()))
+
+
 def check_correctness() -> list[dict]:
     """Check the kernels on ragged shapes against float64: bf16 and fp16 on a GPU, fp16 in Triton's interpreter."""
     if device.current().has_tma:
@@ -189,6 +210,34 @@ def check_correctness() -> list[dict]:
     return [
         label(case, name, config) | {"dtype": str(dtype)[6:]} | verify(config, case, dtype)
         for dtype, case, name, config in cases
+    ]
+
+
+def list_split_steps(d: int) -> list[AttentionConfig]:
+    """Return the split kernels with one split and with three that this GPU runs."""
+    tiles = [config for of_d, config in SPLIT_US if of_d == d]
+    if not device.target_limits(device.current().target).has_wgmma:
+        tiles = [AttentionConfig(rows, 64, 4, 2, "split") for rows in (16, 64)]
+    return [dataclasses.replace(config, splits=splits) for config in tiles for splits in (1, 3)]
+
+
+def check_splits() -> list[dict]:
+    """Check the split kernels against float64 on a GPU: groups of heads, ragged lengths, one key, a mask."""
+    shapes = [(1, 8, 2, 1, 700, 128), (2, 10, 2, 31, 333, 128), (1, 4, 4, 1, 1, 64), (2, 14, 2, 17, 1025, 64)]
+    cases = [
+        (dtype, (*shape, causal), config)
+        for dtype, shape, causal in itertools.product((torch.bfloat16, torch.float16), shapes, (False, True))
+        for config in list_split_steps(shape[5])
+    ]
+    target, jobs = device.current().target, []
+    for d, dtype in itertools.product(HEAD_DIMS, ("bf16", "fp16")):
+        steps = list_split_steps(d)
+        jobs += [job(config, target, d, causal, dtype) for config in steps for causal in (False, True)]
+        jobs.append(few_queries.merge_job(steps[-1], target, d, dtype))
+    build.compile_ahead(jobs)
+    return [
+        label(case, "split", config) | {"dtype": str(dtype)[6:]} | verify(config, case, dtype)
+        for dtype, case, config in cases
     ]
 
 
@@ -231,7 +280,7 @@ def measure_shapes():
     rows = []
     for shape, causal in itertools.product([*SHAPES, *OTHERS], (False, True)):
         case = (*shape, causal)
-        config = best_config(case[5], device.current().target, case, device.current().sms)
+        config = choose_config(case)
         found = verify(config, case) if shape in OTHERS else {"status": "ok", "reason": ""}
         row = compare_with_cudnn({"best": prepare_attention(config, causal)}, case, rounds=8, warm_s=0.1)[1]
         rows.append(found | row | label(case, "best", config))
@@ -272,11 +321,12 @@ def measure_small_head():
 
 def sanitizer_cases() -> None:
     """Run every step on small and ragged cases, for a sanitizer to watch; AssertionError if a result is wrong."""
-    shapes = ((1, 2, 1, 200, 390, 128), (1, 140, 1, 130, 130, 64))
+    shapes = ((1, 2, 1, 200, 390, 128), (1, 140, 1, 130, 130, 64), (1, 10, 2, 17, 390, 128))
     for shape, causal in itertools.product(shapes, (False, True)):
-        for name, config in ladder_here(shape[5]).items():
+        steps = ladder_here(shape[5]).values() if shape[3] > 64 else list_split_steps(shape[5])
+        for config in steps:
             row = verify(config, (*shape, causal))
-            assert row["status"] == "ok", f"{name} {shape}: {row['reason']}"
+            assert row["status"] == "ok", f"{config} {shape}: {row['reason']}"
 
 
 @results.experiment("ch14_attention_sanitizer", source, can_run=check.can_sanitize)
@@ -288,7 +338,7 @@ def run_sanitizers():
     right.
     """
     rows = check.sanitize("ch14.attention.lesson.experiments", "attention")
-    known = {f"Read access at attention_hopper_kernel+{offset}" for offset in _find_role_reads()}
+    known = {f"Read access at {place}" for place in _find_role_reads()}
     for row in rows:
         if row.get("races") and set(row["races"]) <= known:
             why = "all of the byte that tells a warp its role, which barriers of the whole block order"
@@ -297,18 +347,21 @@ def run_sanitizers():
 
 
 def _find_role_reads() -> set[str]:
-    """Return the offsets at which kernels read a role: a byte, loaded after a barrier of all warps, then a branch."""
+    """Return where kernels read a role, kernel+offset: a byte, loaded after a barrier of all warps, then a branch."""
     target = device.current().target
     jobs = [
         job(config, target, d, causal)
         for d, causal in itertools.product(HEAD_DIMS, (False, True))
-        for config in ladder_here(d).values()
-        if config.kernel == "hopper"
+        for config in [*ladder_here(d).values(), *list_split_steps(d)]
+        if "hopper" in config.kernel
     ]
     pattern = r"BAR\.SYNC\S* 0x1 ;(?:(?!BAR\.)[\s\S]){0,900}?/\*(\w+)\*/\s+LDS\.U8 "
     pattern += r"(?:(?!EXIT)[\s\S]){0,2400}? BRX "
-    found = {offset for report in build.build(jobs) for offset in re.findall(pattern, report.sass)}
-    return {f"0x{int(offset, 16):x}" for offset in found}
+    return {
+        f"{report.job.kernel.rpartition(':')[2]}+0x{int(offset, 16):x}"
+        for report in build.build(jobs)
+        for offset in re.findall(pattern, report.sass)
+    }
 
 
 def compile_for_targets(targets=device.TARGETS[1:]) -> list[dict]:

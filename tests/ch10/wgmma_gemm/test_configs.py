@@ -86,7 +86,7 @@ def test_tiles_and_grids():
     assert cluster.grid(4096, 4096, 132) == 512 and STEPS["persistent"].grid(4096, 4096, 132) == 132
     assert STEPS["persistent"].grid(4096, 4096, 133) == 132  # whole clusters
     four = dataclasses.replace(STEPS["persistent"], cluster=4)
-    assert four.tiles(513, 8) == 8 and four.grid(4096, 4096, 132) == 128  # 16 SMs of each GPC
+    assert four.tiles(513, 8) == 8 and four.grid(4096, 4096, 132) == 116  # a cluster lies in one GPC
     swapped = WgmmaConfig("specialised", 64, 16, 4, swap=True)
     assert swapped.tiles(16, 4096) == 64
     assert WgmmaConfig("split", 64, 128, 4, cluster=4).grid(64, 4096, 132) == 128

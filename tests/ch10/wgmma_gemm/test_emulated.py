@@ -82,8 +82,8 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
     ids=str,
 )
 def test_it_is_right_in_every_order(config):
-    for shape in SHAPES:
-        assert run(config, shape, emulator.SEEDS) < 2**-7
+    for shape, seeds in zip(SHAPES, (emulator.SEEDS, (0, 3), (1, 4))):
+        assert run(config, shape, seeds) < 2**-7
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_it_is_right_in_every_order(config):
     ],
 )
 def test_a_planted_fault_is_found(config, change):
-    found = 0
-    for seed in emulator.SEEDS:
+    def is_found(seed):
         try:
-            found += not run(config, SHAPES[0], [seed], change) < 2**-7
+            return not run(config, SHAPES[0], [seed], change) < 2**-7
         except emulator.EmulationError:
-            found += 1
-    assert found
+            return True
+
+    assert any(map(is_found, emulator.SEEDS))

@@ -5,7 +5,7 @@ import json
 import pretended
 import pytest
 
-from ch14.attention import configs, job
+from ch14.attention import AttentionConfig, configs, few_queries, job
 from ch14.attention.lesson import experiments
 from ch14.attention.lesson.command import COMMAND
 from tilelab.runtime import build
@@ -87,3 +87,52 @@ def test_a_launch_finds_what_was_built_for_it():
     """The compiler's cache is looked up by hashes of the options and of the source, which names each argument as a
     launch sees it."""
     pretended.run(LAUNCHED)
+
+
+SPLIT = """
+import contextlib
+import torch
+import pretended
+from ch14 import attention
+from ch14.attention import AttentionConfig, few_queries
+from tilelab.runtime import device, triton_launch
+
+
+def launch(config, case):
+    b, h, hk, s, t, d, causal = case
+    q, k, v = (torch.empty(b, heads, length, d).bfloat16() for heads, length in ((h, s), (hk, t), (hk, t)))
+    few_queries.prepare(q, k, v, torch.empty_like(q), causal, None, config)
+
+
+def prepare(*given, **options):
+    with contextlib.suppress(AttributeError):  # it wants to load the binary
+        return real_prepare(*given, **options)
+
+
+pretended.begin()
+real_prepare, triton_launch.prepare = triton_launch.prepare, prepare
+cases = {1: (1, 8, 2, 3, 100, 128, False), 7: (2, 8, 2, 1, 1, 64, True), 9: (1, 8, 2, 16, 70, 64, False)}
+for tile in ((16, 64, 4, 3, "split"), (128, 128, 8, 2, "split_hopper")):
+    for splits, case in cases.items():
+        config, rest = AttentionConfig(*tile, splits=splits), ("sm_90a", case[5])
+        jobs = [attention.job(config, *rest, case[6])]
+        jobs += [few_queries.merge_job(config, *rest)] * (splits > 1)
+        launched = pretended.list_launch_lookups(launch, config, case)
+        assert launched == pretended.list_build_lookups(jobs) and len(launched) == len(jobs), (config, case)
+"""
+
+
+def test_a_launch_of_split_keys_finds_what_was_built_for_it():
+    pretended.run(SPLIT)
+
+
+def test_split_kernels_let_the_merge_start_early():
+    hopper = AttentionConfig(128, 128, 8, 2, "split_hopper", splits=8)
+    plain = AttentionConfig(16, 64, 4, 3, "split", splits=8)
+    jobs = [job(hopper, "sm_90a"), job(plain, "sm_90a"), job(plain, "sm_120a", 64)]
+    for report in build.disassemble([*jobs, few_queries.merge_job(hopper, "sm_90a")]):
+        assert report.launchable and report.spills <= 16
+        merges = "merge" in report.job.name
+        assert ("griddepcontrol.wait" if merges else "griddepcontrol.launch_dependents") in report.ptx
+        assert ("UTMALDG.4D" in report.sass) == (not merges)
+        assert ("HGMMA" in report.sass) == (report.job.kernel == jobs[0].kernel)

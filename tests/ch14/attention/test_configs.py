@@ -3,7 +3,15 @@
 import pytest
 
 from ch14.attention import AttentionConfig, configs
-from ch14.attention.configs import HEAD_DIMS, best_config, estimate_balance, estimate_clocks, parse, rejection
+from ch14.attention.configs import (
+    HEAD_DIMS,
+    best_config,
+    estimate_balance,
+    estimate_clocks,
+    parse,
+    rejection,
+    use_pairs,
+)
 from ch14.attention.lesson import experiments
 from tilelab.runtime import device
 
@@ -11,15 +19,15 @@ from tilelab.runtime import device
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"kernel": "fast"}, "choose plain or hopper"),
+        ({"kernel": "fast"}, "choose plain, split, split_hopper or hopper"),
         ({"block_m": 96}, "power of two"),
         ({"block_n": 8}, "16 to 256"),
         ({"num_stages": 0}, "0 stages"),
         ({"overlap": True}, "kernel='hopper'"),
         ({"num_warps": 64}, "from 1 to 32"),
-        ({"kernel": "hopper", "block_m": 64}, "two warp groups"),
+        ({"kernel": "hopper", "block_m": 64}, "two or three warp groups"),
         ({"kernel": "hopper", "num_stages": 1}, "1 stages"),
-        ({"kernel": "hopper", "block_m": 192}, "256, 64, 16"),
+        ({"kernel": "hopper", "block_m": 160}, "256, 64, 16"),
     ],
 )
 def test_bad_configurations_get_one_sentence(changes, message):
@@ -59,22 +67,21 @@ def test_pairs_are_equal_work():
     assert estimate_balance(3, 1, 1, paired=True) == 1  # the middle one stays alone
 
 
-def test_a_head_of_64_gets_four_groups_where_their_tiles_fill_the_gpu():
-    found = {
-        case: best_config(64, "sm_90a", case, 132)
-        for case in (
-            (4, 32, 32, 4096, 4096, 64, True),
-            (16, 32, 32, 1024, 1024, 64, True),
-            (8, 16, 16, 577, 577, 64, False),
-            (2, 32, 32, 1024, 1024, 64, True),
-            (1, 32, 32, 1024, 1024, 64, False),
-            (1, 32, 32, 1024, 1024, 64, True),
-            (4, 16, 16, 300, 300, 64, True),
-            (1, 16, 16, 1, 8192, 64, False),
-        )
-    }
-    assert [config.four_groups for config in found.values()] == [True] * 5 + [
-        False
-    ] * 3  # the sixth has 64 pairs
+def test_the_model_knows_the_tiles_of_a_head_of_64():
+    """Tiles of 256 queries where they fill the GPU, and smaller ones for short sequences."""
     assert best_config(64, "sm_90a").four_groups
-    assert best_config(64, "sm_100a", next(iter(found))).kernel == "plain"
+    found = {
+        (4, 32, 32, 4096, 4096, 64, True): 256,
+        (2, 32, 32, 2048, 2048, 64, False): 256,
+        (4, 32, 32, 4096, 4096, 64, False): 192,
+        (32, 12, 12, 384, 384, 64, False): 192,
+        (1, 20, 20, 4000, 4000, 64, False): 128,
+        (2, 10, 10, 1500, 77, 64, False): 64,
+    }
+    assert {case: best_config(64, "sm_90a", case).block_m for case in found} == found
+
+
+def test_single_tiles_balance_where_pairs_are_few():
+    """40 heads of 20 tiles are 400 pairs, of which some of 132 SMs get three and some four."""
+    assert not use_pairs(20, 40, 132) and use_pairs(64, 64, 132)
+    assert use_pairs(1, 132, 132)

@@ -148,6 +148,12 @@ def test_every_step_on_the_gpu():
 
 
 @pytest.mark.gpu
+def test_split_keys_on_the_gpu():
+    rows = experiments.check_splits()
+    assert rows and [row for row in rows if row["status"] != "ok"] == []
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("d", HEAD_DIMS)
 def test_scores_of_minus_infinity_in_every_step(d):
     """The plain kernel takes the first block of keys first, the hopper kernel the last."""

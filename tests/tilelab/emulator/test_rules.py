@@ -4,6 +4,8 @@ All share one library: `case` chooses what the kernel does.
 """
 
 import functools
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from tilelab import emulator
 from tilelab.cells import cuda_magic
+from tilelab.course import notebook
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 
@@ -52,6 +55,14 @@ WRONG = {
         {"smem": 128},
     ),
     "an index past a shared array": ("__shared__ float s[32]; s[t] = 1;", "out of the bounds"),
+    "an index past the end of a tile": (
+        "__shared__ float s[2][32], other[64]; other[t] = 0; float* p = &s[0][0]; s[0][t + 1] = p - s[0];",
+        "behind the end of its array",
+    ),
+    "a row past the end of a tile": (
+        "__shared__ float s[2][8], other[99]; other[t] = s[t / 8][t % 8];",
+        "of the bounds",
+    ),
     "one past a tensor": ("out[n] = 1;", "0 bytes past the end of the tensor `out`", {"n": 256}),
     "one before a tensor": ("out[0] = x[n - 65];", "4 bytes before the start of the tensor `x`"),
     "a null pointer": ("float* p = n ? nullptr : x; p[3] = 1;", "null pointer"),
@@ -146,6 +157,10 @@ RIGHT = {
         "for (int k = 32; k; k /= 2) { if (t < k) s[t] += s[t + k]; __syncthreads(); } if (t == 0) out[0] = s[0];",
         2080,
     ),
+    "the rows of a tile as one array": (
+        "__shared__ float s[2][32]; s[0][t] = x[t]; __syncthreads(); out[t] = s[0][63 - t];",
+        64,
+    ),
     "atomics": ("atomicAdd(out, x[t]);", 4160, {"grid": 2}),
     "the last block": (
         "__shared__ bool last; int* c = (int*)(out + 128); out[1 + blockIdx.x * 32 + t] = x[blockIdx.x];"
@@ -202,6 +217,19 @@ RIGHT = {
     ),
 }
 CASES = list(WRONG) + list(RIGHT)
+
+
+ENDLESS = """
+import signal, sys, threading, torch
+from tilelab.cells import cuda_magic
+kernel = cuda_magic.find_kernels('extern "C" __global__ void f(float* x) { while (true) __syncthreads(); }')["f"]
+run = kernel.prepare(1, 64, (torch.zeros(1),))
+threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT)).start()
+try:
+    run()
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
 
 
 @functools.cache
@@ -267,3 +295,24 @@ def test_threads_may_launch_at_once():
     for thread in threads:
         thread.join()
     assert found == [4160] * 4
+
+
+def test_ctrl_c_ends_a_loop_of_barriers_and_a_cache_path_may_hold_anything(tmp_path):
+    """`tmp_path` has a comma, a colon and a space in its name."""
+    env = notebook.child_env(XDG_CACHE_HOME=str(tmp_path / "a, b: c"))
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 7, done.stderr
+
+
+def test_a_barrier_of_the_grid_is_refused_by_name():
+    source = """#include <cooperative_groups.h>
+    extern "C" __global__ void f(float* x) { cooperative_groups::this_grid().sync(); x[0] = 1; }"""
+    kernel, x = cuda_magic.find_kernels(source)["f"], torch.zeros(1)
+    with pytest.raises(
+        emulator.EmulationError, match=r"grid.sync\(\) in a grid of 2 blocks, which the emulator does not"
+    ):
+        kernel[2, 32](x)
+    kernel[1, 32](x)
+    assert x == 1

@@ -145,7 +145,9 @@ class grid_group {
     static bool is_valid() { return true; }
     static void sync() {
         if (gridDim.x * gridDim.y * gridDim.z != 1)
-            emulator::fail("waits in grid.sync() for other blocks, which the emulator runs one after the other");
+            emulator::fail(
+                "calls grid.sync() in a grid of %llu blocks, which the emulator does not know: launch one block",
+                num_blocks());
         thread_block::sync();
     }
     static u64 num_blocks() { return u64(gridDim.x) * gridDim.y * gridDim.z; }

@@ -162,6 +162,11 @@ WIDE_END = "out[(long long)row * stride + column] = 0.25f * sum;"
         ("Exercise 5", "my_transpose", ("top, left);", "left, top);")),
         ("Exercise 5", "my_transpose", ("sizeof tile);", "sizeof tile / 2);")),
         ("Exercise 5", "my_transpose", ("tma_store_2d(out,", "if (!blockIdx.x) tma_store_2d(out,")),
+        (
+            "Exercise 5",
+            "my_transpose",
+            ("    if (threadIdx.x == 0) {\n        tma_store", "    {\n        tma_store"),
+        ),
     ],
 )
 def test_a_wrong_answer_fails(exercise, kernel, change):

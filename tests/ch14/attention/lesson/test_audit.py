@@ -67,7 +67,7 @@ def stand_ins(monkeypatch):
     monkeypatch.setattr(audit, "verify", lambda *given: {"status": "ok", "reason": "", "error": 1e-3})
     monkeypatch.setattr(experiments, "choose_peer", lambda case: "cuDNN")
     monkeypatch.setattr(bench, "compare", compare)
-    monkeypatch.setattr(audit.build, "compile_ahead", lambda jobs: None)
+    monkeypatch.setattr(experiments.build, "compile_ahead", lambda jobs: None)
 
 
 def test_rows_of_every_case(stand_ins, monkeypatch, flash_4):
