@@ -346,7 +346,8 @@ def judge_solutions(stem, sample=None):
         return hashlib.sha256(text.encode()).digest()
 
     if sample is not None:
-        kept = sorted((source for _, source, _, changed in cells if changed), key=by_hash)[:2]
+        kept = [source for _, source, _, changed in cells if changed and "fake" not in source]
+        kept = sorted(kept, key=by_hash)[:2]  # the check of an operator, which has a fake, compiles for 10 s
         for _, source, _, changed in cells:
             changed.sort(key=lambda mutant: by_hash(mutant.source))
             del changed[sample if source in kept else 0 :]

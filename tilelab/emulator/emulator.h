@@ -72,6 +72,7 @@ u64 cycles();  // grows
 const u8* exchange(const char* what, const void* value, u32 bytes);  // the values of all 32 lanes
 void block_barrier(u32 name, u32 threads, const char* what);
 void arrive_at_block_barrier(u32 name, u32 threads, const char* what);
+void require_together(const char* what);  // the lanes of the warp, which have not parted since __syncwarp()
 void arrive_at_cluster();
 void wait_for_cluster();
 

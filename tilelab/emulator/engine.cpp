@@ -55,12 +55,19 @@ struct Clock {
 };
 typedef std::shared_ptr<const Clock> Knowledge;
 
+// Where in the cell a call was made: return addresses behind the start of its code, the innermost first.
+struct Where {
+    u32 count = 0, offsets[6];
+};
+
 struct Barrier {
     int arrivals = 0, pending = 0;  // arrivals per phase; arrivals that the current phase still waits for
     long bytes = 0;  // bytes that are announced and have not landed
     u32 phase = 0;
     bool fenced = false, needs_fence = false;  // by fence_mbarrier_init; before a copy may signal it
     u32 component = 0;  // its loads, as a thread of its own
+    u32 loaded = 0, waited = 0;  // the phase that its last load ends, and the one that a thread has last waited for
+    Where load;  // the last one
     u64 initialised = 0;  // when
     Clock gathered;  // from those who arrive
     Knowledge done;  // for those who wait
@@ -90,11 +97,6 @@ struct Map {
 };
 static_assert(sizeof(Map) <= 128, "");
 constexpr u32 MAP_MARK = 0x70614d54;
-
-// Where in the cell a call was made: return addresses behind the start of its code, the innermost first.
-struct Where {
-    u32 count = 0, offsets[6];
-};
 
 struct Operation {
     Kind kind;
@@ -178,6 +180,8 @@ struct Thread {
     u32 copy_groups = 0;
     u32 groups = 0;  // bulk groups that it has committed
     u32 cluster_generation = 0;
+    u32 calls = 0;  // since its warp has met, of what one lane often does for all
+    bool has_waited = false;  // for an mbarrier since then
     // wgmma
     u32 product_groups = 0, products = 0;
     bool fenced = false;
@@ -624,6 +628,8 @@ static u32 count_lanes(const Block& block, u32 warp, u32 mask) {
 // wgmma.wait_group.sync.aligned: no lane goes on before all lanes of its warp have come, so one may then arrive for all.
 static const char* const WAIT = "wgmma_wait()";
 
+static void come_together(Thread& thread) { thread.calls = 0, thread.has_waited = false; }
+
 Votes meet(const char* what, u32 mask, u64 value) {
     const bool orders = !strcmp(what, "__syncwarp()") || !strcmp(what, "bar.warp.sync") || !strcmp(what, WAIT);
     const u32 warp = my_number() / 32, lane = lane_number();
@@ -641,6 +647,7 @@ Votes meet(const char* what, u32 mask, u64 value) {
     wait_until([&meeting, before] { return meeting.generation != before; },
                [what, mask] { return text("in %s for the other lanes of mask 0x%x", what, mask); });
     if (orders) acquire(me(), meeting.known[half]);
+    come_together(me());
     return {meeting.slots[half], meeting.filled[half]};
 }
 
@@ -684,6 +691,7 @@ void block_barrier(u32 name, u32 count, const char* what) {
                                                    : "");
                });
     if (meeting.known[before % 2]) acquire(me(), meeting.known[before % 2]);
+    come_together(me());
 }
 
 int count_in_block(bool value) {
@@ -717,6 +725,21 @@ u32 active_lanes() {
         },
         [] { return "in __activemask() or coalesced_threads() for the other lanes of its warp"; });
     return meeting.filled[half];
+}
+
+// Each lane of a warp executes an aligned instruction together with the others. They may have parted where one has made
+// calls that another has not, or in the loop of a wait.
+void require_together(const char* what) {
+    Thread& thread = me();
+    const u32 calls = thread.calls;
+    bool has_parted = thread.has_waited;
+    const Votes votes = meet(what, 0xffffffff, calls);
+    for (u32 lane = 0; lane < 32; ++lane) has_parted |= (votes.filled >> lane & 1) && votes.slots[lane] != calls;
+    if (has_parted)
+        fail(
+            "comes to %s where the lanes of its warp may have parted: all execute it together, so __syncwarp() must "
+            "come first",
+            what);
 }
 
 static u32 count_live(u32 first_block) {
@@ -783,7 +806,7 @@ void init_barrier(u32 address, u32 arrivals, bool needs_fence) {
     barrier.initialised = moment(me());
     record_shared(address, 8, true, "an mbarrier");
     record_shared(address, 8, moment(block.serial, MBARRIER, 0));
-    ++effects;
+    ++effects, ++me().calls;
 }
 
 void fence_barriers() {
@@ -849,7 +872,7 @@ u64 arrive(u32 address, u32 bytes, u32 arrivals, bool drops) {
     barrier.bytes += bytes;
     barrier.pending -= arrivals;
     if (drops) barrier.arrivals -= arrivals;
-    ++effects;
+    ++effects, ++me().calls;
     publish(me(), barrier.gathered, blocks[block].serial);
     complete_phase(block, address);
     engine_may_act();
@@ -871,6 +894,7 @@ static void wait_for_phase(u32 address, u32 parity, bool polls) {
     Barrier& barrier = find_barrier(block, address);
     Thread& thread = me();
     thread.polls = polls, thread.gives_up = false;
+    thread.has_waited = true;
     wait_until(
         [&barrier, &thread, parity] { return (barrier.phase & 1) != (parity & 1) || thread.gives_up; },
         [&barrier, address, parity] {
@@ -886,6 +910,7 @@ static void wait_for_phase(u32 address, u32 parity, bool polls) {
     thread.polls = false;
     if (thread.gives_up) return;
     thread.failed_polls = 0;
+    barrier.waited = barrier.phase;
     acquire(me(), barrier.done);
 }
 
@@ -1121,16 +1146,19 @@ static void note(u32 kind, u32 bytes, u32 pending) {
 }
 
 static void start(Operation operation) {
+    const Where where = find_caller(__builtin_frame_address(0));
     note(operation.kind, operation.bytes, 0);
+    ++me().calls;
     operation.thread = current;
     operation.group = me().groups;
     if (operation.kind == LOAD) {
-        const Barrier& barrier = blocks[operation.block].barriers[operation.barrier];
+        Barrier& barrier = blocks[operation.block].barriers[operation.barrier];
+        barrier.loaded = barrier.phase + 1, barrier.load = where;
         begin_load(operation, moment(blocks[operation.block].serial, barrier.component, barrier.phase + 1));
     } else {
         begin_store(operation, moment(my_block().serial, store_component(), me().groups + 1));
     }
-    operation.where = find_caller(__builtin_frame_address(0));
+    operation.where = where;
     operations.push_back(std::move(operation));
 }
 
@@ -1498,7 +1526,7 @@ void wait_for_products(u32 pending) {
     Thread& thread = me();
     if (thread.product_groups <= pending) return;
     const u32 limit = thread.product_groups - pending;
-    wait_until(  // a wgmma group is one of the warp group, so what one warp has waited for is done for all
+    wait_until(  // PTX: commit_group makes one group per warp group, so what one warp has waited for is done for all
         [&thread, limit] {
             return std::all_of(thread.issued.begin(), thread.issued.end(), [=](auto& each) {
                 const auto& issued = each.product->issued;
@@ -1612,6 +1640,13 @@ static std::string find_unfinished(u32 number) {
         if (operation.kind == LOAD && is_sent && threads[operation.thread].block == number)
             return mark(operation.where) + where + "was still sending its tile to another block";
     }
+    for (auto& [address, barrier] : blocks[number].barriers)
+        if (barrier.loaded > barrier.waited)
+            return mark(barrier.load) + where +
+                   text(
+                       "may still write its shared memory: nobody has waited for the last load that the "
+                       "mbarrier at shared address %u counts",
+                       address);
     for (auto& group : blocks[number].warp_groups)
         if (!group.products.empty())
             return mark(group.products[0]->where) +

@@ -31,8 +31,15 @@ inline void tma_reduce_add_2d(const TensorMap& map, u32 tile, int x, int y) {
 }
 
 inline u32 cluster_rank() { return emulator::rank_in_cluster(); }
-inline void cluster_arrive() { emulator::arrive_at_cluster(); }
-inline void cluster_wait() { emulator::wait_for_cluster(); }
+// The wrappers are stricter than instructions in inline PTX: kernels often leave to the compiler that lanes meet again.
+inline void cluster_arrive() {
+    emulator::require_together("cluster_arrive()");
+    emulator::arrive_at_cluster();
+}
+inline void cluster_wait() {
+    emulator::require_together("cluster_wait()");
+    emulator::wait_for_cluster();
+}
 inline u32 map_shared_rank(u32 address, u32 rank) { return emulator::cluster_address(address, rank); }
 inline void mbarrier_arrive_cluster(u32 barrier, u32 rank) { emulator::arrive(map_shared_rank(barrier, rank), 0); }
 inline float4 load_shared_cluster(u32 address, u32 rank) {

@@ -232,6 +232,18 @@ def check_wide(kernel) -> None:
     assert kernel.counts().get("UTMALDG", 0) >= 1, "the kernel has no load by tensor map"
 
 
+def _require_each_box_once(prepare: Callable) -> None:
+    """Raise AssertionError unless the boxes of a transpose load and store each element once."""
+    if not emulator.is_available():
+        return
+    x, out = make_matrices((128, 64), "cpu", transposed=True)
+    with emulator.trace() as trace:
+        prepare(x, out)()
+    for kind, what in ((emulator.Event.LOAD, "load"), (emulator.Event.STORE, "store")):
+        moved = sum(event.bytes for event in trace.events if event.kind == kind)
+        assert moved == x.nbytes, f"its boxes {what} {moved:,} bytes of a matrix of {x.nbytes:,}"
+
+
 def check_narrow(kernel) -> None:
     """Raise AssertionError unless a kernel transposes boxes of 64 x 16 that are swizzled by 64 bytes."""
     if "return 0;" in kernel.source:
@@ -240,7 +252,9 @@ def check_narrow(kernel) -> None:
     def make_maps(x, out):
         return make_tensor_map(x, (64, 16), swizzle="64B"), make_tensor_map(out, (16, 64))
 
-    raise_fault(check_transpose(by_tile(kernel, (64, 16), 256, make_maps)))
+    prepare = by_tile(kernel, (64, 16), 256, make_maps)
+    raise_fault(check_transpose(prepare))
+    _require_each_box_once(prepare)
 
 
 def check_turned(kernel) -> None:
@@ -256,13 +270,7 @@ def check_turned(kernel) -> None:
     assert not missing, (
         f"the kernel moves no boxes both ways: its machine code lacks {', '.join(sorted(missing))}"
     )
-    if emulator.is_available():
-        x, out = make_matrices((128, 64), "cpu", transposed=True)
-        with emulator.trace() as trace:
-            prepare(x, out)()
-        for kind, what in ((emulator.Event.LOAD, "load"), (emulator.Event.STORE, "store")):
-            moved = sum(event.bytes for event in trace.events if event.kind == kind)
-            assert moved == x.nbytes, f"its boxes {what} {moved:,} bytes of a matrix of {x.nbytes:,}"
+    _require_each_box_once(prepare)
 
 
 CHECKS = {

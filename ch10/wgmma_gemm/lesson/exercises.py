@@ -228,6 +228,10 @@ def check_epilogue(kernel) -> None:
 
     fault = lesson.run_everywhere(run)
     assert not fault, fault
+    with emulator.trace() as trace:
+        run("cpu")
+    issued = sum(event.kind == emulator.Event.STORE for event in trace.events)
+    assert issued == 2, f"the sums are right, but {issued // 2} threads store the box: one is enough"
     stores = kernel.sass(r"\bST(S|\b)")  # to shared memory, or to an address that may lie there
     assert stores and all("STSM" in store for store in stores), (
         "the sums are right, but stmatrix does not write all"

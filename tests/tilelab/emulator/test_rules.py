@@ -14,6 +14,7 @@ import torch
 from tilelab import emulator
 from tilelab.cells import cuda_magic
 from tilelab.course import notebook
+from tilelab.runtime import cuda
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 
@@ -68,6 +69,17 @@ WRONG = {
     "a null pointer": ("float* p = n ? nullptr : x; p[3] = 1;", "null pointer"),
     "division": ("out[0] = 7 % (n - 64);", "divides an integer by zero"),
     "a misaligned load": ("out[0] = reinterpret_cast<float4*>(x + 1)->x;", "misaligned"),
+    "a load that nobody waits for": (
+        "__shared__ __align__(128) float s[64]; __shared__ u64 b; if (t == 0) {"
+        "mbarrier_init(shared_address(&b), 1); fence_mbarrier_init(); for (int i = 0; i < 2; ++i) {"
+        "mbarrier_arrive_expect_tx(shared_address(&b), 256); bulk_load(shared_address(s), x, 256, shared_address(&b));"
+        "if (!i) mbarrier_wait(shared_address(&b), 0); } }",
+        "still writ",
+    ),
+    "lanes that part before a cluster call": (
+        "__shared__ u64 b; if (t == 0) mbarrier_init(shared_address(&b), 1); cluster_arrive(); cluster_wait();",
+        "the lanes of its warp may have parted",
+    ),
     "cp.async without a wait": (
         "__shared__ __align__(16) float s[256]; cp_async_16(shared_address(s + 4 * t), x + 4 * t);"
         "cp_async_commit(); out[t] = s[4 * t];",
@@ -197,6 +209,12 @@ RIGHT = {
         "cp_async_wait<1>(); __syncthreads(); v += s[i % 2][63 - t]; __syncthreads(); } out[t] = v;",
         640,
     ),
+    "lanes that meet before a cluster call": (
+        "__shared__ u64 b; if (t == 0) mbarrier_init(shared_address(&b), 1); __syncwarp(); cluster_arrive();"
+        "cluster_wait(); __syncthreads(); cluster_arrive(); cluster_wait();"
+        "out[t] = 1;",
+        1,
+    ),
     "named barriers": (
         "__shared__ float s[128]; int g = t / 64, i = t % 64; s[g * 64 + i] = x[t];"
         "named_barrier_sync(1 + g, 64); out[t] = s[g * 64 + 63 - i];",
@@ -298,10 +316,15 @@ def test_threads_may_launch_at_once():
 
 
 def test_ctrl_c_ends_a_loop_of_barriers_and_a_cache_path_may_hold_anything(tmp_path):
-    """`tmp_path` has a comma, a colon and a space in its name."""
-    env = notebook.child_env(XDG_CACHE_HOME=str(tmp_path / "a, b: c"))
+    folder = tmp_path / "a, b: c"
+    folder.symlink_to(cuda.cubin_folder())  # so that the engine need not be compiled again
+    env = notebook.child_env(TILES_CUBINS=str(folder))
     done = subprocess.run(
-        [sys.executable, "-c", ENDLESS], env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-c", ENDLESS.replace("(true)", f"(true) /* {tmp_path} */")],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 7, done.stderr
 

@@ -481,10 +481,20 @@ def condition_kernel(x):
         tl.store(x, 1.0)
 
 
+@triton.jit
+def many_kernel(x, *others):
+    tl.store(x, 1.0)
+
+
 @INTERPRETED
 @pytest.mark.parametrize(
     "kernel, dtype, reason",
     [
+        (
+            many_kernel,
+            torch.float32,
+            r"many_kernel takes \*others, which Triton does not compile: pass a tuple",
+        ),
         (
             assembly_kernel,
             torch.float32,

@@ -255,15 +255,11 @@ def test_a_kept_row_makes_operators_plan_anew():
 def test_fp8_takes_the_tuned_tile():
     wide, narrow = fp8_gemm.Fp8Config(2, 2, 5, 128, splits=2, pdl=True), fp8_gemm.Fp8Config(1, 2, 11, 64)
     row = ROW | {"dtype": "fp8", "source": fp8_gemm.tuned_source()}
-    assert fp8_gemm.find_best(64, 4096, 8192, 132) == (
-        fp8_gemm.best_config(64, 4096, 8192, 132),
-        "by the extents",
-    )
+    assert fp8_gemm.find_best(64, 4096, 8192, 132)[1].startswith("by the model")
     tuned.keep("fp8", [row | {"config": narrow}, row | {"config": wide, "m": 256}], GPU)
     assert fp8_gemm.find_best(64, 4096, 8192, 132) == (narrow, "tuned")
-    narrowest = fp8_gemm.find_best(64, 4096, 8192, 132, mx=True)[0]
-    assert narrowest.block_n == 128 and narrowest == fp8_gemm.best_config(64, 4096, 8192, 132, mx=True)
-    assert fp8_gemm.find_best(256, 4096, 128, 132)[1] == "by the extents"
+    assert fp8_gemm.find_best(64, 4096, 8192, 132, mx=True)[0].block_n == 128
+    assert fp8_gemm.find_best(256, 4096, 128, 132)[1].startswith("by the model")
 
 
 # ---- the command line, with a tuner that measures nothing

@@ -198,6 +198,11 @@ def _run(self, *args, grid, warmup, **options):
         return
     if unknown := options.keys() - {*self.arg_names, *CUDAOptions.__dataclass_fields__}:
         raise KeyError(f"{self.fn.__name__} has no parameter {', '.join(sorted(unknown))}.")
+    if (code := self.fn.__code__).co_flags & inspect.CO_VARARGS:
+        name = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
+        raise InterpreterError(
+            f"{self.fn.__name__} takes *{name}, which Triton does not compile: pass a tuple."
+        )
     debug = bool(options.get("debug") or self.kwargs.get("debug") or triton.knobs.runtime.debug)
     plain = vars(interpreter.InterpreterOptions()) | {"debug": debug, "sanitize_overflow": debug}
     plain["allowed_dot_input_precisions"] = CUDAOptions.allowed_dot_input_precisions
