@@ -1,7 +1,7 @@
 """GEMM on tiles that tensor descriptors move: C = A B in Triton, on sm_90a and newer.
 
-Read `kernels` first. Then read `configs`: it says what a tile configuration needs of a GPU, and which configuration
-suits a shape. Source: Triton's persistent matmul tutorial; CUTLASS's tile rasters.
+Read `kernels` first. Then read `configs`, which says what a tile configuration needs of a GPU, and `choice`, which says
+which one suits a shape. Source: Triton's persistent matmul tutorial; CUTLASS's tile rasters.
 """
 
 from __future__ import annotations
@@ -262,9 +262,9 @@ def gemm(
     must be a multiple of 8.
     scale_a, scale_b: one float32 value each, for float8 only.
     out: has A's dtype, or bfloat16 for float8.
-    config: "best" (the tuned configuration of the shape or of one nearby, or else the one of the course that the model
-    expects to be fastest), a set ("conservative", "proposed", "course"), the name of a configuration (`configs.parse`)
-    or a GemmConfig. If no configuration of a set can run, gemm warns and falls back to a conservative one. The
+    config: "best" (the tuned configuration of the shape, or else the one that `choice` or, on other GPUs than Hopper
+    and for other layouts, the model of the course expects to be fastest), a set ("conservative", "proposed",
+    "course"), the name of a configuration (`configs.parse`) or a GemmConfig. If no configuration of a set can run, gemm warns and falls back to a conservative one. The
     environment variable TILES_GEMM_CONFIG, a set or a name, replaces "best" when the first call with such tensors is
     planned.
 
