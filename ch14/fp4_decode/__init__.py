@@ -2,12 +2,15 @@
 
 The time goes into reading W (N, K) once. Each program owns rows of W and a share of K, so that there are enough
 programs. The last program of a block of rows adds the shares, always in the same order, so that the same launch gives
-the same bits. Read `kernels` first, and then `configs`. Source: OCP MX v1.0.
+the same bits. Read `kernels` first, which is for up to 16 tokens, then decode.cu, which is for more, and then
+`configs`. Source: OCP MX v1.0.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import pathlib
 from typing import Any
 
 import torch
@@ -15,19 +18,22 @@ import triton
 
 from ch14.fp4_decode import operator
 from ch14.fp4_decode.configs import (
+    SLAB,
     STAGED,
     DecodeConfig,
     best_config,
     configs,
+    find_best,
     launch_options,
     padded_tokens,
     parse,
 )
 from ch14.fp4_decode.kernels import decode_plain_kernel, decode_registers_kernel
 from ch14.mx_formats import number_formats, packing
-from tilelab.runtime import build, device, operands, operators, triton_launch, workspace
+from tilelab.runtime import build, cuda, device, operands, operators, triton_launch, workspace
 from tilelab.runtime.operands import Launch
 from tilelab.runtime.plans import Plan, Planner
+from tilelab.runtime.tensor_map import make_tensor_map
 
 __all__ = [
     "spec",
@@ -36,11 +42,13 @@ __all__ = [
     "configs",
     "DecodeConfig",
     "best_config",
+    "find_best",
     "padded_tokens",
     "parse",
     "job",
 ]
 
+SOURCE = pathlib.Path(__file__).with_name("decode.cu")
 BLOCK = 32  # weights that share a scale
 IS_INTERPRETED = not isinstance(decode_plain_kernel, triton.JITFunction)
 
@@ -79,12 +87,14 @@ def _check_operands(x, weight, scales, out) -> tuple[int, int, int]:
 
 def _check_hardware(config: DecodeConfig, x: torch.Tensor) -> None:
     if IS_INTERPRETED:
-        if config.kernel == "registers":
+        if config.kernel != "plain":
             raise device.Unsupported(
-                "the interpreter runs Triton, not Gluon: use a plain configuration without a GPU."
+                "the interpreter runs Triton, not Gluon or CUDA C++: use a plain configuration without a GPU."
             )
     elif not x.is_cuda:
         raise device.Unsupported(f"decode needs its tensors on a GPU; they are on {x.device}: move them.")
+    elif config.kernel == "wgmma" and not device.current().has_wgmma:
+        raise device.Unsupported("the wgmma kernel runs on Hopper only: use a plain configuration.")
     elif config.kernel == "registers" and (device.current().capability or (0, 0)) < (9, 0):
         raise device.Unsupported(
             "the registers kernel needs products of bf16x2 (compute capability 9.0 or newer): "
@@ -95,15 +105,18 @@ def _check_hardware(config: DecodeConfig, x: torch.Tensor) -> None:
 def _build(x, weight, scales, out, config, early: bool):
     """Check the arguments and compile the kernel.
 
-    Return a function of (x, weight, scales, out, parts, counters) that launches it, the configuration, and the numbers
-    of parts and of counters.
+    Return a function of (x, weight, scales, out, parts, counters) that launches it, the configuration, the numbers of
+    parts and of counters, and how the configuration was chosen.
     """
     m, n, k = _check_operands(x, weight, scales, out)
-    config = operands.choose_config(
-        config, configs(m), DecodeConfig, lambda: best_config(m, n, k, device.current()), parse
-    )
+    chosen = ""
+    if isinstance(config, str) and config == "best":
+        config, chosen = find_best(m, n, k, device.current(), aligned=scales.data_ptr() % 4 == 0)
+    config = operands.choose_config(config, configs(m), DecodeConfig, lambda: None, parse)
     _check_hardware(config, x)
     tokens, grid = padded_tokens(m, config.kernel), config.grid(n, k)
+    if config.kernel == "wgmma":
+        return *_build_wgmma(x, weight, scales, out, config, early), chosen
     if config.kernel == "registers" and tokens * config.share > STAGED:
         raise ValueError(
             f"{tokens} tokens of a share of {config.share} columns take more than 64 KiB of shared "
@@ -131,7 +144,51 @@ def _build(x, weight, scales, out, config, early: bool):
     arguments = dict(zip(names, (*tensors, *_make_workspace(parts, counters, x.device))))
     arguments |= {"M": m, "N": n, "blocks": k // BLOCK}
     launch = triton_launch.prepare(kernel, grid, arguments, dict(zip(names, range(6))), early, **constants)
-    return launch, config, parts, counters
+    return launch, config, parts, counters, chosen
+
+
+def _build_wgmma(x, weight, scales, out, config: DecodeConfig, early: bool):
+    """Return the first four of what `_build` returns, for the wgmma kernel and the one that arranges its tokens."""
+    (m, k), n = x.shape, weight.shape[0]
+    if k % SLAB or scales.data_ptr() % 4:
+        raise ValueError(
+            f"K is {k}; the wgmma kernel needs a multiple of {SLAB}, and scales that start at a multiple of 4 bytes: "
+            "use another configuration."
+        )
+    tokens, (tiles, splits) = padded_tokens(m, "wgmma"), config.grid(n, k)
+    parts = tiles * splits * config.block_n * tokens if splits > 1 else 0
+    macros = tuple(f"-D{name}={value}" for name, value in config.constants(tokens).items())
+    arrange = cuda.prepare_launch(
+        cuda.load_kernel(SOURCE, "arrange_tokens", macros),
+        k // SLAB,
+        4 * tokens,
+        {"x": x, "arranged": None, "M": ctypes.c_int(m), "K": ctypes.c_int(k)},
+        early=early,
+        follows={"x": 0, "arranged": 1},
+    )
+    multiply = cuda.prepare_launch(
+        cuda.load_kernel(SOURCE, "decode_wgmma", macros),
+        tiles * splits,
+        config.threads,
+        {
+            "weight_map": make_tensor_map(weight, (config.block_n, SLAB // 2)),
+            "scales": scales,
+            "out": out,
+            "work": None,
+            "arrivals": None,
+            **{name: ctypes.c_int(value) for name, value in zip("MNK", (m, n, k))},
+            "splits": ctypes.c_int(splits),
+        },
+        config.smem_bytes(tokens),
+        early=True,  # loads weights while `arrange` runs, which starts after what may have written them unless `early`
+        follows={"weight_map": 0, "scales": 1, "out": 2, "work": 3, "arrivals": 4},
+    )
+
+    def launch(x, weight, scales, out, work, counters):
+        arrange(x, work)
+        multiply(weight, scales, out, work, counters)
+
+    return launch, config, k * tokens // 2 + parts, tiles * (config.block_n // 64)
 
 
 def _make_workspace(parts: int, counters: int, where: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,19 +200,14 @@ def _make_workspace(parts: int, counters: int, where: torch.device) -> tuple[tor
 
 def _plan(x, weight, scales, out, config) -> Plan:
     # The kernel before may have written the weights, so none is loaded before it has ended.
-    run, config, parts, counters = _build(x, weight, scales, out, config, False)
+    run, config, parts, counters, chosen = _build(x, weight, scales, out, config, False)
 
-    def launch(x, weight, scales, out):
-        run(
-            x,
-            weight,
-            scales,
-            out,
-            torch.empty(parts, dtype=torch.float32, device=x.device),
-            workspace.make_counters(counters, x.device),
-        )
+    def launch(*tensors):
+        where = tensors[0].device
+        work = torch.empty(parts, dtype=torch.float32, device=where)
+        run(*tensors, work, workspace.make_counters(counters, where))
 
-    return Plan(launch, (x.shape[0], weight.shape[0]), torch.bfloat16, x.device, config)
+    return Plan(launch, (x.shape[0], weight.shape[0]), torch.bfloat16, x.device, config, chosen=chosen)
 
 
 planner = Planner(_plan, ("x", "weight", "scales"))
@@ -176,15 +228,17 @@ def prepare(
 ) -> Launch:
     """Check the arguments of `decode`, make its work space, and return a Launch. Arguments as there.
 
-    Launches share the work space, so only one may be in flight. A launch of the registers kernel loads weights before
-    the previous kernel of the stream has ended: after writing `weight` or `scales` in place, prepare again. `x` may
-    change between launches.
+    Launches share the work space, so only one may be in flight. Unless it is of a plain kernel, a launch loads weights
+    before the previous kernel of the stream has ended: after writing `weight` or `scales` in place, prepare again. `x`
+    may change between launches. `chosen` says how "best" was found.
     """
-    launch, config, parts, counters = _build(x, weight, scales, out, config, True)
+    if isinstance(x, torch.Tensor) and x.ndim == 2 and not x.shape[0]:
+        return planner.prepare((x, weight, scales), out, config)  # nothing to launch
+    launch, config, parts, counters, chosen = _build(x, weight, scales, out, config, True)
     if out is None:
         out = torch.empty(x.shape[0], weight.shape[0], dtype=torch.bfloat16, device=x.device)
     tensors = x, weight, scales, out, *_make_workspace(parts, counters, x.device)
-    return Launch(functools.partial(launch, *tensors), out, config)
+    return Launch(functools.partial(launch, *tensors), out, config, chosen=chosen)
 
 
 def run(x, weight, scales, *, out=None, config="best") -> torch.Tensor:
@@ -215,6 +269,17 @@ def decode(
 
 def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
     """Return how the kernel is compiled for M tokens, for tilelab.runtime.build."""
+    if config.kernel == "wgmma":
+        tokens = padded_tokens(m, "wgmma")
+        return build.Job(
+            f"{SOURCE}:decode_wgmma",
+            {},
+            config.constants(tokens),
+            target,
+            config.threads // 32,
+            smem_bytes=config.smem_bytes(tokens),
+            name=str(config),
+        )
     registers = config.kernel == "registers"
     pointers = dict(
         x_ptr="*bf16" if registers else "*i16",

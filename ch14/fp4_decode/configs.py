@@ -6,9 +6,12 @@ import math
 import re
 from dataclasses import dataclass
 
-from tilelab.runtime import device, spoken
+from tilelab.runtime import choice, device, spoken
 
 MAX_TOKENS = 64
+SLAB = 128  # columns of a step
+CTAS = {64: 4, 128: 2, 192: 1, 256: 1}  # of the wgmma kernel per SM, by the rows of their tiles
+FEW = 16  # tokens, up to which the registers kernel is faster than the wgmma kernel
 
 STAGED = 32768  # bf16 elements of x that a program stages at most: 64 KiB of shared memory
 
@@ -23,8 +26,9 @@ _OLD_NAME = re.compile(
 class DecodeConfig:
     """Hold a program's tile, which is `block_n` rows of W and `share` columns. Raise ValueError for impossible values.
 
-    `kernel` is "registers" (Gluon), which keeps `num_stages` slabs of 128 columns in registers, or "plain" (Triton),
-    which has `num_stages` stages.
+    `kernel` is "wgmma" (CUDA C++), whose ring has `num_stages` slabs of 128 columns, and where each of `num_warps`
+    warps decodes 16 rows; "registers" (Gluon), which keeps `num_stages` slabs in registers; or "plain" (Triton), which
+    has `num_stages` stages.
     """
 
     kernel: str
@@ -34,8 +38,23 @@ class DecodeConfig:
     num_stages: int
 
     def __post_init__(self):
-        if self.kernel not in ("registers", "plain"):
-            raise ValueError(f"unknown kernel {self.kernel!r:.40}; choose registers or plain.")
+        if self.kernel not in ("wgmma", "registers", "plain"):
+            raise ValueError(f"unknown kernel {self.kernel!r:.40}; choose wgmma, registers or plain.")
+        if self.kernel == "wgmma":
+            for name, allowed in (
+                ("block_n", range(64, 257, 64)),
+                ("share", range(SLAB, 2**24 + 1, SLAB)),
+                ("num_stages", range(3, 17)),
+                ("num_warps", (self.block_n // 16,) if type(self.block_n) is int else ()),
+            ):
+                if type(getattr(self, name)) is not int or getattr(self, name) not in allowed:
+                    words = (
+                        f"{allowed[0]}"
+                        if len(allowed) == 1
+                        else f"one of {', '.join(map(str, allowed[:4]))}, ..."
+                    )
+                    raise ValueError(f"{name} is {getattr(self, name)!r}; for wgmma it must be {words}.")
+            return
         for name, low, high in (
             ("block_n", 16, 512),
             ("share", 128, 4096),
@@ -60,6 +79,28 @@ class DecodeConfig:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def threads(self) -> int:
+        """The threads of a CTA of the wgmma kernel: four warps load, and the others multiply."""
+        return 32 * (4 + self.num_warps)
+
+    def smem_bytes(self, tokens: int) -> int:
+        """Return the bytes of a CTA of the wgmma kernel: the ring with its barriers, and a flag per warp group."""
+        stage = self.block_n * (SLAB // 2 + 4) + tokens * 2 * SLAB + 16
+        return self.num_stages * stage + self.num_warps
+
+    def constants(self, tokens: int) -> dict[str, int]:
+        """Return the -D constants of decode.cu."""
+        fit = 233472 // (
+            self.smem_bytes(tokens) + 1024
+        )  # an SM's shared memory; 1 KiB of each CTA is the driver's
+        return {
+            "TOKENS": tokens,
+            "CONSUMERS": self.block_n // 64,
+            "STAGES": self.num_stages,
+            "CTAS": max(1, min(fit, CTAS[self.block_n])),
+        }
+
     def grid(self, n: int, k: int) -> tuple[int, int]:
         """Return the blocks of rows and the shares of K."""
         return -(-n // self.block_n), -(-k // self.share)
@@ -80,6 +121,8 @@ def padded_tokens(m: int, kernel: str = "registers") -> int:
             f"x has {m} tokens; decode takes 1 to {MAX_TOKENS}: for more dequantise the weights and use "
             "torch.mm."
         )
+    if kernel == "wgmma":
+        return next(tokens for tokens in (8, 16, 32, 48, 64) if m <= tokens)
     return max(16 if kernel == "plain" else 8, 1 << (m - 1).bit_length())
 
 
@@ -107,20 +150,76 @@ def _list_tiles(m: int) -> list[DecodeConfig]:
 
 def configs(m: int = 16) -> dict[str, DecodeConfig]:
     """Return configurations for M tokens by name, which is their text, the most promising first."""
-    found = [*_list_tiles(m), DecodeConfig("plain", 64, 1024, 4, 4), DecodeConfig("plain", 128, 2048, 4, 2)]
+    wide = list(wgmma_candidates(m, 8192, 8192, 132).values())[:6:3]
+    found = [*wide, *_list_tiles(m)] if m > FEW else [*_list_tiles(m), *wide]
+    found += [DecodeConfig("plain", 64, 1024, 4, 4), DecodeConfig("plain", 128, 2048, 4, 2)]
     return {str(config): config for config in found}
 
 
-def best_config(m: int, n: int, k: int, here: device.Device) -> DecodeConfig:
-    """Return the configuration for a shape: the largest tile that makes enough programs for the GPU.
+def wgmma_candidates(m: int, n: int, k: int, sms: int) -> dict[str, DecodeConfig]:
+    """Return configurations of the wgmma kernel for a shape, by the name of their family (tilelab.runtime.choice).
 
-    A program waits for its tokens before it multiplies and for its sums to be stored after it, so an SM needs a second
-    program that computes meanwhile. If no tile makes enough, the smallest makes most.
+    The CTAs of as many shares of K as possible run at the same time, or those of three quarters or half as many.
+    """
+    tokens, slabs, found = padded_tokens(m, "wgmma"), k // SLAB, {}
+    for rows, ctas in CTAS.items():
+        stage = rows * (SLAB // 2 + 4) + tokens * 2 * SLAB + 16
+        stages = max(3, min(16, (232448 if ctas == 1 else 233472 // ctas - 1024) // stage))
+        most = max(1, min(32, ctas * sms // math.ceil(n / rows), slabs // 4))
+        for name, splits in (("most", most), ("more", most * 3 // 4), ("half", most // 2)):
+            share = math.ceil(slabs / max(1, splits)) * SLAB
+            found[f"{rows} rows, {name} shares"] = DecodeConfig("wgmma", rows, share, rows // 16, stages)
+    return found
+
+
+def predict_us(config: DecodeConfig, m: int, n: int, k: int, sms: int) -> float:
+    """Return the time for more than FEW tokens that a model expects.
+
+    In the wgmma kernel, the busiest SM decodes and multiplies, beside the traffic of L2. The registers kernel
+    multiplies with instructions of few tokens.
+    """
+    if config.kernel == "registers":
+        return 4 + n * k / 1e6 * (0.5 if m <= 32 else 1.45)
+    tokens, (tiles, shares) = padded_tokens(m, "wgmma"), config.grid(n, k)
+    ctas, resident = tiles * shares, config.constants(tokens)["CTAS"]
+    busy = math.ceil(ctas / sms)
+    if busy > resident:
+        busy = math.ceil(ctas / sms / resident) * resident
+    slabs = config.share // SLAB
+    decode = busy * config.block_n * slabs * (0.0019 + 0.00215 * tokens / 64)
+    traffic = ctas * slabs * (tokens * 256 + config.block_n * 68) / 5.56e6
+    adding = 1.9 + 2.8e-5 * busy * shares * config.block_n * tokens if shares > 1 else 0
+    return 5 + (decode**4 + traffic**4) ** 0.25 + adding
+
+
+def find_best(m: int, n: int, k: int, here: device.Device, aligned: bool = True) -> tuple[DecodeConfig, str]:
+    """Return the configuration for a shape, and how it was found. The wgmma kernel needs scales `aligned` to 4 bytes.
+
+    The registers kernel takes up to FEW tokens, a K that is no multiple of SLAB, and small weights. A program of it
+    waits for its tokens before it multiplies, and its sums are stored after it. So the busiest SM should have little to
+    do, and 16 warps that do it.
     """
     if here.capability is None or here.capability < (9, 0):
-        return DecodeConfig("plain", 64, 512, 4, 2)
-    tiles = _list_tiles(m)
-    return next((tile for tile in tiles if math.prod(tile.grid(n, k)) >= 1.5 * here.sms), tiles[-1])
+        return DecodeConfig("plain", 64, 512, 4, 2), "by the GPU"
+    sms = here.sms or 132
+
+    def cost(tile: DecodeConfig) -> float:
+        busy = math.ceil(math.prod(tile.grid(n, k)) / sms)
+        warps = min(busy * tile.num_warps, 16)
+        return busy * (tile.block_n * min(tile.share, k) + 40_000) * (1.3 - 0.3 * warps / 16)
+
+    registers = min(_list_tiles(m), key=cost)
+    if m <= FEW or k % SLAB or not here.has_wgmma or not aligned:
+        return registers, "by the extents"
+    found = {"registers": registers} | wgmma_candidates(m, n, k, sms)
+    predicted = {name: predict_us(config, m, n, k, sms) for name, config in found.items()}
+    ranked, why = choice.rank("decode", here.name or "", predicted, m, n, k)
+    return found[ranked[0]], why
+
+
+def best_config(m: int, n: int, k: int, here: device.Device) -> DecodeConfig:
+    """Return the configuration for a shape that `find_best` finds."""
+    return find_best(m, n, k, here)[0]
 
 
 def launch_options(config: DecodeConfig, m: int) -> dict:

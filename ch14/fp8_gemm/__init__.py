@@ -20,13 +20,14 @@ from ch14.fp8_gemm.configs import (
     BLOCK,
     Fp8Config,
     best_config,
+    candidates,
     configs,
     make_config,
     operand_bytes,
     parse,
     predict_us,
 )
-from tilelab.runtime import build, cuda, device, operands, operators, provenance, tuned, workspace
+from tilelab.runtime import build, choice, cuda, device, operands, operators, provenance, tuned, workspace
 from tilelab.runtime.operands import Launch
 from tilelab.runtime.plans import Plan, Planner
 from tilelab.runtime.tensor_map import make_tensor_map
@@ -56,20 +57,18 @@ def tuned_source() -> str:
 
 
 def find_best(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[Fp8Config, str]:
-    """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by its extents."""
-    untuned = best_config(m, n, k, sms, mx)
-    return tuned.find(
-        "fp8",
-        make_config,
-        m,
-        n,
-        k,
-        "fp8",
-        lambda config, m, n, k: predict_us(config, m, n, k, sms),
+    """Return the configuration for a shape, and how it was found: in a table of tuned shapes, or by the model."""
+    found = tuned.find_exact(
+        *("fp8", make_config, m, n, k, "fp8"),
         lambda config: config.splits <= k // BLOCK and (config.block_n == 128 or not mx),
         tuned_source,
-        untuned,
-    ) or (untuned, "by the extents")
+    )
+    if found:
+        return found
+    families = candidates(m, n, k, sms, mx)
+    predicted = {name: predict_us(config, m, n, k, sms) for name, config in families.items()}
+    ranked, why = choice.rank("fp8", device.current().name or "", predicted, m, n, k)
+    return families[ranked[0]], why
 
 
 def spec(
@@ -174,12 +173,14 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
     def make_mappable():
         return torch.empty_strided((m, groups), (1, mappable_pitch), dtype=torch.float32, device=a.device)
 
-    box = (64, 128) if packed else (16 if config.epilogue_warps else 64, 64)
+    box = (64, 128) if packed else (16 if config.epilogue_warps else 64, config.subtile_columns)
     arguments = {
         "a_map": make_tensor_map(a.view(torch.uint8), (rows, BLOCK), swizzle="128B"),
-        "b_map": make_tensor_map(b.T.view(torch.uint8), (config.block_n, BLOCK), swizzle="128B"),
+        "b_map": make_tensor_map(
+            b.T.view(torch.uint8), (config.block_n // config.cluster, BLOCK), swizzle="128B"
+        ),
         "scale_a_map": make_tensor_map((scale_a if is_mappable else make_mappable()).T, (1, rows)),
-        "c_map": make_tensor_map(out, box, swizzle="128B"),
+        "c_map": make_tensor_map(out, box, swizzle="128B" if packed else f"{2 * config.subtile_columns}B"),
         "scale_b": scale_b,
         "bias": bias,
         "c_scales": out_scales,
@@ -199,6 +200,7 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
         config.threads,
         arguments,
         config.smem_bytes,
+        cluster=config.cluster,
         early=config.pdl,
         follows={name: position for position, name in enumerate(tensors)},
     )

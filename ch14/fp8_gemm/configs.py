@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -14,13 +16,14 @@ BLOCK = 128  # A scale covers so many columns of K and of B. The widest swizzle 
 ACTIVATIONS = (None, "silu", "gelu")
 MAX_SPLITS = 64
 FLOPS_PER_CLOCK = 8192  # of a Hopper SM in fp8, twice the rate of bf16
-LEAST_STEPS = 28  # of K per split: with fewer, adding the splits takes longer than they save
+LEAST_STEPS = 6  # of K per split: fewer do not fill the ring
 TILE = ("block_m block_n", "num_stages", "consumers", "scratch")  # always part of the name
 PHRASES = {
     "block_m block_n": "{}×{}",
     "num_stages": "{} stages",
     "consumers": "{} consumers",
     "scratch": "{} scratch",
+    "cluster": "cluster {}",
     "epilogue_warps": "{} warps for the epilogue",
     "splits": "{} splits",
     "group_m": "group {}",
@@ -47,6 +50,7 @@ class Fp8Config:
     group_m: int = 8
     pdl: bool = False
     epilogue_warps: int = 0
+    cluster: int = 1
 
     def __post_init__(self):
         for name, lowest, highest in (
@@ -62,8 +66,17 @@ class Fp8Config:
                 raise ValueError(
                     f"{name} is {value!r:.40}; it must be a whole number from {lowest} to {highest:,}."
                 )
-        if self.block_n not in (64, 128):
-            raise ValueError(f"block_n is {self.block_n!r:.40}; it must be 64 or 128.")
+        if type(self.block_n) is not int or self.block_n not in range(64, 161, 16):
+            raise ValueError(f"block_n is {self.block_n!r:.40}; it must be a multiple of 16 from 64 to 160.")
+        if self.block_n > 128 and (self.scratch == 2 or self.consumers == 3):
+            raise ValueError(
+                f"{self.block_n} columns have registers for one scratch and two consumers at most."
+            )
+        if self.cluster not in (1, 2, 4) or self.block_n % (8 * self.cluster):
+            raise ValueError(
+                f"cluster is {self.cluster!r:.40}; it must be 1, 2 or 4, and block_n, here {self.block_n}, a multiple "
+                "of 8 per CTA."
+            )
         if self.consumers == 3 and self.scratch == 2:
             raise ValueError("three consumers have registers for one scratch each, not for two.")
         if self.epilogue_warps and self.splits > 1:
@@ -77,6 +90,11 @@ class Fp8Config:
     @property
     def block_m(self) -> int:
         return 64 * self.consumers
+
+    @property
+    def subtile_columns(self) -> int:
+        """The columns of C that a store brings: they divide block_n, so that no store reaches into the next tile."""
+        return math.gcd(self.block_n, 64)
 
     @property
     def threads(self) -> int:
@@ -95,11 +113,12 @@ class Fp8Config:
         return self.num_stages * stage + staged + 4 * self.consumers
 
     def tiles(self, m: int, n: int) -> int:
-        return math.ceil(m / self.block_m) * math.ceil(n / self.block_n)
+        """Return the tiles of C, with those that complete the clusters."""
+        return math.ceil(m / self.block_m / self.cluster) * self.cluster * math.ceil(n / self.block_n)
 
     def grid(self, m: int, n: int, sms: int) -> int:
-        """Return the CTAs of a launch: at most one per SM, because each is persistent."""
-        return min(self.tiles(m, n) * self.splits, sms)
+        """Return the CTAs of a launch: at most one per SM, because each is persistent, and whole clusters."""
+        return max(min(self.tiles(m, n) * self.splits, sms // self.cluster * self.cluster), self.cluster)
 
     def constants(self, bias: bool = False, activation: str | None = None, mx: bool = False) -> dict:
         """Return the -D constants of fp8.cu; raise ValueError for an epilogue that it does not have."""
@@ -119,6 +138,7 @@ class Fp8Config:
             "BIAS": int(bias),
             "ACTIVATION": ACTIVATIONS.index(activation),
             "MX": int(mx),
+            "CLUSTER": self.cluster,
             "EPILOGUE_WARPS": self.epilogue_warps,
         }
 
@@ -154,45 +174,87 @@ SQUARE, TALL, LOW, THIN = Fp8Config(), Fp8Config(3, 1, 4), Fp8Config(2, 2, 7, 64
 
 
 def configs() -> dict[str, Fp8Config]:
-    """Return configurations by name. `best_config` takes `thin` up to 64 rows, `low` up to 128, and for more rows the
-    one that `predict_us` expects to be fastest."""
+    """Return configurations by name. `candidates` lists more."""
     return {"square": SQUARE, "tall": TALL, "low": LOW, "thin": THIN}
 
 
-def best_config(m: int, n: int, k: int, sms: int, mx: bool = False) -> Fp8Config:
-    """Return the configuration for a shape on `sms` SMs that no table of tuned shapes helps with.
+# Tiles as (consumers, scratch, columns). Widths other than 64 and 128 can avoid a wave in which few SMs work.
+TILES = (
+    *((1, 2, columns) for columns in (64, 80, 96, 112, 128)),
+    (1, 1, 160),
+    *((2, 2, columns) for columns in (64, 96, 112, 128)),
+    *((2, 1, columns) for columns in (144, 160)),
+    *((3, 1, columns) for columns in (64, 96, 112, 128)),
+)
 
-    Few rows get a tile that holds them all and is narrow, so that there are many tiles. Where tiles are still few and K
-    is long, `splits` fill the SMs. More rows get the tile whose waves take the least time: a taller one can save a
-    wave, and a narrower one fills SMs that would be idle. An MXFP8 output (`mx`) needs 128 columns.
+
+@functools.cache
+def fill_ring(consumers: int, scratch: int, block_n: int, **fields: int) -> Fp8Config:
+    """Return an early configuration with as many stages as fit into shared memory."""
+    for stages in range(16, 2, -1):
+        with contextlib.suppress(ValueError):  # too much shared memory
+            return Fp8Config(consumers, scratch, stages, block_n, pdl=True, **fields)
+    raise ValueError(f"no ring of {consumers} consumers and {block_n} columns fits into shared memory.")
+
+
+def candidates(m: int, n: int, k: int, sms: int, mx: bool = False) -> dict[str, Fp8Config]:
+    """Return the configurations that "best" chooses from, by the name of their family: "128×96, cluster 2, split".
+
+    `tilelab.runtime.choice` says what a family is. Where there are few tiles, splits of K share the SMs.
     """
-    if m > 128:
-        tiles = (SQUARE,) if mx else (SQUARE, TALL, LOW, THIN)
-        config = min(tiles, key=lambda tile: predict_us(tile, m, n, k, sms))
-        return dataclasses.replace(config, group_m=16 if m >= 4096 else 8, pdl=True)
-    config = THIN if m <= 64 else LOW
-    config = dataclasses.replace(config, block_n=128, num_stages=5) if mx else config
-    splits = max(1, min(sms // config.tiles(m, n), k // BLOCK // LEAST_STEPS, MAX_SPLITS))
-    return dataclasses.replace(config, splits=splits, pdl=True)
+    found, group = {}, 16 if m >= 4096 else 8
+    for consumers, scratch, columns in TILES:
+        rows = math.ceil(m / 64 / consumers)
+        for cluster in (1, 2):  # clusters of four that need an SM each do not fit on all SMs
+            if consumers > math.ceil(m / 64) or cluster > max(rows, 1) or columns % (8 * cluster):
+                continue
+            if mx and columns != 128 or cluster > 1 and columns == 80:
+                continue
+            fields = {"group_m": max(1, group // cluster), "cluster": cluster}
+            whole = fill_ring(consumers, scratch, columns, **fields)
+            name = f"{whole.block_m}×{columns}" + f", cluster {cluster}" * (cluster > 1)
+            found[name] = whole
+            splits = min(sms // whole.tiles(m, n), k // BLOCK // LEAST_STEPS, MAX_SPLITS)
+            if splits > 1 and columns not in (80, 144):
+                found[f"{name}, split"] = dataclasses.replace(whole, splits=splits)
+            if (consumers, columns) == (2, 128) and m >= 512 and not mx:
+                found[f"{name}, epilogue warps"] = fill_ring(2, 2, 128, epilogue_warps=3, **fields)
+    return found
 
 
-# The model of `predict_us`, in clocks of an SM at CLOCK_GHZ: a CTA multiplies with this share of the tensor core's
-# rate, L2 delivers so many bytes per clock to each SM, and a tile takes so long to begin and to store.
-CLOCK_GHZ, RATE_SHARE, L2_BYTES_PER_CLOCK, DRAM_BYTES_PER_US = 1.6, 0.68, 44, 4.2e6
+def best_config(m: int, n: int, k: int, sms: int, mx: bool = False) -> Fp8Config:
+    """Return the configuration for a shape on `sms` SMs that `predict_us` expects to be fastest.
 
-TILE_CLOCKS, SPLIT_CLOCKS, LAUNCH_US = 1200, 1800, 2.5
+    An MXFP8 output (`mx`) needs 128 columns.
+    """
+    return min(candidates(m, n, k, sms, mx).values(), key=lambda config: predict_us(config, m, n, k, sms))
+
+
+# The model of `predict_us`, fitted to 7,000 times of 250 shapes on an H200. In clocks of CLOCK_GHZ: a CTA multiplies
+# with this share of the tensor core's rate (by the number of scratches). L2 delivers so many bytes per clock to an SM,
+# and to all of them. A tile takes so long to begin and, per element, to store; the same for adding splits.
+CLOCK_GHZ, RATE_SHARE, L2_BYTES_PER_CLOCK, ALL_L2_BYTES_PER_CLOCK = 1.6, {1: 0.802, 2: 1.056}, 58.2, 6140
+TILE_CLOCKS, STORE_CLOCKS, SPLIT_CLOCKS, PART_CLOCKS = 567, 0.0664, 9480, 0.0512
+DRAM_BYTES_PER_US, LAUNCH_US, CLUSTER_US, BLEND = 3.49e6, 1.62, 0.24, 3.58
 
 
 def predict_us(config: Fp8Config, m: int, n: int, k: int, sms: int) -> float:
-    """Return the time of a product in microseconds that a model of waves of tiles expects."""
+    """Return the time of a product in microseconds that a model of waves of tiles expects.
+
+    `BLEND` is the exponent of a norm that decides how far waves and the traffic of DRAM overlap.
+    """
+    element = config.block_m * config.block_n
+    ctas, slots = config.tiles(m, n) * config.splits, max(sms // config.cluster, 1) * config.cluster
+    multiply = 2 * element * BLOCK / FLOPS_PER_CLOCK / RATE_SHARE[config.scratch]
+    rate = min(L2_BYTES_PER_CLOCK, ALL_L2_BYTES_PER_CLOCK / min(ctas, slots))
+    load = (min(config.block_m, m) + config.block_n) * BLOCK / rate
+    step = (multiply**4 + load**4) ** 0.25
+    fixed = TILE_CLOCKS + STORE_CLOCKS * element
+    fixed += (config.splits > 1) * (SPLIT_CLOCKS + PART_CLOCKS * config.splits * element)
     steps = math.ceil(k / BLOCK / config.splits)
-    share = RATE_SHARE * (0.95 if config.scratch == 1 else 1)
-    multiply = 2 * config.block_m * config.block_n * BLOCK / FLOPS_PER_CLOCK / share
-    load = (min(config.block_m, m) + config.block_n) * BLOCK / L2_BYTES_PER_CLOCK
-    fixed = TILE_CLOCKS + (config.splits > 1) * (SPLIT_CLOCKS + 100 * config.splits)
-    waves = math.ceil(config.tiles(m, n) * config.splits / sms)
-    compute = waves * (steps * max(multiply, load) + fixed) / CLOCK_GHZ / 1e3
-    return max(compute, operand_bytes(m, n, k) / DRAM_BYTES_PER_US) + LAUNCH_US * (1 - config.pdl / 2)
+    busy = math.ceil(ctas / slots) * (steps * step + fixed) / CLOCK_GHZ / 1e3
+    memory = operand_bytes(m, n, k) / DRAM_BYTES_PER_US
+    return (busy**BLEND + memory**BLEND) ** (1 / BLEND) + LAUNCH_US + CLUSTER_US * (config.cluster > 1)
 
 
 def operand_bytes(m: int, n: int, k: int) -> int:

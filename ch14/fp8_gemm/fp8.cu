@@ -21,7 +21,7 @@
 // TMA stores rows of whole 16 bytes, and of 128 if C is MXFP8.
 //
 // The macros, set with -D (Fp8Config.constants in configs.py):
-//   BLOCK_N         columns of a tile, 64 or 128
+//   BLOCK_N         columns of a tile, a multiple of 16 from 64 to 160
 //   CONSUMERS       warp groups that multiply, 1 to 3, with 64 rows of the tile each
 //   SCRATCH         scratch accumulators per consumer, 1 or 2
 //   STAGES          stages of the ring
@@ -30,11 +30,12 @@
 //   BIAS            1: C gets a bias
 //   ACTIVATION      0, 1 (SiLU) or 2 (GELU)
 //   MX              1: C is MXFP8, with scales in `c_scales`; 0: it is bf16
+//   CLUSTER         CTAs, one below the other in C, that load B together: each a part, for all of them
 //   EPILOGUE_WARPS  warps that store C instead of the consumers, 0 to 3; above 0, SPLIT and MX are 0
 //
 // Build it by hand with
 //   nvcc -cubin -arch=sm_90a -std=c++17 -I tilelab/include -DBLOCK_N=128 -DCONSUMERS=2 -DSCRATCH=2 -DSTAGES=5 -DSPLIT=0
-//       -DGROUP_M=8 -DBIAS=0 -DACTIVATION=0 -DMX=0 -DEPILOGUE_WARPS=0 ch14/fp8_gemm/fp8.cu
+//       -DGROUP_M=8 -DBIAS=0 -DACTIVATION=0 -DMX=0 -DCLUSTER=1 -DEPILOGUE_WARPS=0 ch14/fp8_gemm/fp8.cu
 #include "wgmma.cuh"
 
 constexpr int BLOCK = 128, BLOCK_K = BLOCK;  // a scale of B covers BLOCK x BLOCK; the widest swizzle has 128 bytes
@@ -43,7 +44,12 @@ constexpr int SUMS = BLOCK_N / 2;  // accumulators per thread: ROWS x BLOCK_N / 
 constexpr u32 A_BYTES = BLOCK_M * BLOCK_K, B_BYTES = BLOCK_N * BLOCK_K, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr u32 RING_BYTES = STAGES * STAGE_BYTES;
 constexpr u32 SCALE_BYTES = 4 * BLOCK_M;  // scale_a of one stage
-constexpr u32 SUBTILE_BYTES = ROWS * 128, BUFFERS = 2;  // C is staged in subtiles with rows of 128 bytes
+// C is staged in subtiles as wide as BLOCK_N allows, up to 128 bytes, so that no store reaches into the next tile.
+constexpr int SUBTILE_COLUMNS = BLOCK_N % 64 == 0 ? 64 : BLOCK_N % 32 == 0 ? 32 : 16;
+constexpr u32 LINE_BYTES = 2 * SUBTILE_COLUMNS, SUBTILE_BYTES = ROWS * 128, BUFFERS = 2;
+// Columns that always have one scale of B in common. A tile reaches into two blocks of columns at most.
+constexpr int GRAIN = SUBTILE_COLUMNS == 64 && BLOCK_N % 128 == 0 ? 128 : SUBTILE_COLUMNS;
+constexpr bool HAS_TWO_SCALES = 128 % BLOCK_N != 0;
 // Each warp of the consumers has a slot, in which it hands 16 rows of sums over. An epilogue warp stages such rows.
 constexpr u32 SLOTS = EPILOGUE_WARPS ? 4 * CONSUMERS : 0, SLOT_VECTORS = 32 * SUMS / 4;
 constexpr u32 ROWS_BYTES = 16 * 128, ALL_ROWS_BYTES = EPILOGUE_WARPS * BUFFERS * ROWS_BYTES;
@@ -54,8 +60,9 @@ constexpr int THREADS = 128 * (1 + CONSUMERS);
 // Epilogue warps need 56 registers per thread, and all four warps of their group get them.
 constexpr int FIRST_GROUP_REGISTERS = EPILOGUE_WARPS ? 56 : PRODUCER_REGISTERS;
 constexpr int CONSUMER_REGISTERS = consumer_registers(CONSUMERS, 1) - (EPILOGUE_WARPS ? 8 : 0);
+static_assert(BLOCK_N % (8 * CLUSTER) == 0, "the swizzle repeats every eight rows, so each part of B has whole ones");
 static_assert(STAGES > 2, "one stage is added, the next multiplied, and a third loaded at the same time");
-static_assert(BLOCK_N == 128 || BLOCK_N == 64 && !MX, "a subtile of MXFP8 is 128 columns wide");
+static_assert(BLOCK_N == 128 || BLOCK_N % 16 == 0 && BLOCK_N <= 160 && !MX, "a subtile of MXFP8 is 128 columns wide");
 static_assert(!EPILOGUE_WARPS || !MX && !SPLIT, "epilogue warps store whole sums, as bf16");
 
 // SiLU uses only two instructions of the special function unit. __expf and a division would also handle subnormal
@@ -87,7 +94,7 @@ __device__ __forceinline__ void apply_bias_and_activation(float (&d)[COUNT], con
     }
 }
 
-// Stage 16 columns of a warp's 16 rows as bf16, in rows of 128 bytes from row `first_row` of `staged`. One stmatrix_x4
+// Stage 16 columns of a warp's 16 rows as bf16, in rows of LINE_BYTES from row `first_row` of `staged`. One stmatrix_x4
 // stores 16 x 16 elements. Lane l passes the address of row l % 16, in the left half if l < 16, else in the right one.
 //
 //                  columns 0-7     columns 8-15
@@ -95,8 +102,8 @@ __device__ __forceinline__ void apply_bias_and_activation(float (&d)[COUNT], con
 //     rows 8-15      matrix 1        matrix 3
 __device__ __forceinline__ void stage_bf16(const float* v, u32 staged, u32 first_row, int column) {
     const u32 lane = threadIdx.x % 32, row = first_row + lane % 16;
-    stmatrix_x4(staged + swizzle_offset(row * 128 + (column / 8 + lane / 16) * 16, 128), pack_bf16x2(v[0], v[1]),
-                pack_bf16x2(v[2], v[3]), pack_bf16x2(v[4], v[5]), pack_bf16x2(v[6], v[7]));
+    stmatrix_x4(staged + swizzle_offset(row * LINE_BYTES + (column / 8 + lane / 16) * 16, LINE_BYTES),
+                pack_bf16x2(v[0], v[1]), pack_bf16x2(v[2], v[3]), pack_bf16x2(v[4], v[5]), pack_bf16x2(v[6], v[7]));
 }
 
 // Stage all 128 columns as MXFP8. They are first rounded to bf16, as they would be stored otherwise. Then each block of
@@ -153,18 +160,19 @@ __device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_
     const bool leader = threadIdx.x % 128 == 0;
     apply_bias_and_activation(acc, bias, column + threadIdx.x % 4 * 2, N);
 #pragma unroll
-    for (int half = 0; half < (MX ? 1 : BLOCK_N / 64); ++half) {
+    for (int part = 0; part < (MX ? 1 : BLOCK_N / SUBTILE_COLUMNS); ++part) {
         const u32 buffer = staged + stored++ % BUFFERS * SUBTILE_BYTES;
         if (leader) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous subtile
         named_barrier_sync(barrier, 128);
         if constexpr (MX) stage_mx(acc, buffer, scales + column / 32, row, M, N / 32);
         else {
 #pragma unroll
-            for (int j = 0; j < 64; j += 16) stage_bf16(acc + half * 32 + j / 2, buffer, threadIdx.x / 32 % 4 * 16, j);
+            for (int j = 0; j < SUBTILE_COLUMNS; j += 16)
+                stage_bf16(acc + (part * SUBTILE_COLUMNS + j) / 2, buffer, threadIdx.x / 32 % 4 * 16, j);
         }
         fence_proxy_async();
         named_barrier_sync(barrier, 128);
-        if (leader) tma_store_2d(c_map, buffer, column + half * 64, row), bulk_commit();
+        if (leader) tma_store_2d(c_map, buffer, column + part * SUBTILE_COLUMNS, row), bulk_commit();
     }
 }
 
@@ -172,20 +180,21 @@ __device__ __forceinline__ void epilogue(float (&acc)[SUMS], const TensorMap& c_
 __device__ __forceinline__ void store_slot(const float4* slot, const TensorMap& c_map, u32 staged, u32& stored,
                                            const u32* bias, int row, int column, int N) {
     const u32 lane = threadIdx.x % 32;
-    for (int half = 0; half < BLOCK_N / 64; ++half) {
+    for (int part = 0; part < BLOCK_N / SUBTILE_COLUMNS; ++part) {
         const u32 buffer = staged + stored++ % BUFFERS * ROWS_BYTES;
         if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows
         __syncwarp();
 #pragma unroll
-        for (int j = 0; j < 64; j += 16) {
-            const float4 left = slot[(half * 8 + j / 8) * 32 + lane], right = slot[(half * 8 + j / 8 + 1) * 32 + lane];
+        for (int j = 0; j < SUBTILE_COLUMNS; j += 16) {
+            const int group = (part * SUBTILE_COLUMNS + j) / 8;  // of eight columns
+            const float4 left = slot[group * 32 + lane], right = slot[(group + 1) * 32 + lane];
             float d[8] = {left.x, left.y, left.z, left.w, right.x, right.y, right.z, right.w};
-            apply_bias_and_activation(d, bias, column + half * 64 + j + lane % 4 * 2, N);
+            apply_bias_and_activation(d, bias, column + group * 8 + lane % 4 * 2, N);
             stage_bf16(d, buffer, 0, j);
         }
         fence_proxy_async();
         __syncwarp();
-        if (lane == 0) tma_store_2d(c_map, buffer, column + half * 64, row), bulk_commit();
+        if (lane == 0) tma_store_2d(c_map, buffer, column + part * SUBTILE_COLUMNS, row), bulk_commit();
     }
 }
 
@@ -199,17 +208,17 @@ __device__ __forceinline__ bool reduce_splits(float (&acc)[SUMS], float4* parts,
 #pragma unroll
     for (int i = 0; i < SUMS; i += 4)
         if (inside) __stcg(own_part + i * 32, make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
-    __threadfence();
     named_barrier_sync(barrier, 128);
     if (thread == 0) {
+        __threadfence();  // the barrier and the fence order the sums of all threads before the arrival
         const u32 arrived = atomicAdd(arrivals + tile * CONSUMERS + consumer, 1);
+        __threadfence();
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(flag), "r"(arrived) : "memory");
     }
     named_barrier_sync(barrier, 128);
     u32 arrived;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(arrived) : "r"(flag) : "memory");
     if (arrived != splits - 1) return false;
-    __threadfence();
     for (int split = 0; inside && split < splits; ++split) {
         const float4* other = part(tile * splits + split);
 #pragma unroll
@@ -264,7 +273,7 @@ __device__ __forceinline__ Memory divide_memory() {
 __device__ __forceinline__ void make_barriers(const Memory& memory) {
     for (int s = 0; s < STAGES; ++s) {
         mbarrier_init(memory.full + 8 * s, 1);
-        mbarrier_init(memory.empty + 8 * s, 4 * CONSUMERS);  // one arrival per warp that reads the stage
+        mbarrier_init(memory.empty + 8 * s, 4 * CONSUMERS * CLUSTER);  // one arrival per warp that reads B
     }
     for (int s = 0; s < SLOTS; ++s) {
         mbarrier_init(memory.slot_full + 8 * s, 32);
@@ -278,61 +287,95 @@ struct Work {
     int row, column, first, last;
 };
 
+// The tiles of one cluster lie below each other. `rank` is the place of this CTA in its cluster, and `clusters_m` counts
+// the clusters in a column of C.
 struct Works {
-    int tiles_m, tiles_n, steps, splits;
-    __device__ __forceinline__ int count() const { return tiles_m * tiles_n * splits; }
+    int clusters_m, tiles_n, steps, splits, rank;
+    __device__ __forceinline__ int count() const { return clusters_m * tiles_n * splits; }
     __device__ __forceinline__ int first_step(int split) const {
         return static_cast<int>(static_cast<long long>(steps) * split / splits);
     }
     __device__ __forceinline__ Work get(int id) const {
-        const Tile tile = tile_coordinates(id / splits, tiles_m, tiles_n, GROUP_M);
-        return {tile.m * BLOCK_M, tile.n * BLOCK_N, first_step(id % splits), first_step(id % splits + 1)};
+        const Tile tile = tile_coordinates(id / splits, clusters_m, tiles_n, GROUP_M);
+        return {(tile.m * CLUSTER + rank) * BLOCK_M, tile.n * BLOCK_N, first_step(id % splits),
+                first_step(id % splits + 1)};
     }
 };
 
 // The producer's thread fills the ring, stage by stage. A load brings `rows` rows of A.
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& scale_a_map,
-                                        const Memory& memory, Ring<STAGES>& state, const Work& work, int rows) {
+                                        const Memory& memory, Ring<STAGES>& state, const Work& work, int rows,
+                                        int rank) {
     for (int step = work.first; step < work.last; ++step, state.advance()) {
         // On a new barrier a wait for the other phase returns at once: all stages start empty.
         mbarrier_wait(memory.empty + 8 * state.stage, state.phase ^ 1);
         const u32 a = memory.ring + state.stage * STAGE_BYTES, ready = memory.full + 8 * state.stage;
         mbarrier_arrive_expect_tx(ready, B_BYTES + rows * (BLOCK_K + 4));
         tma_load_2d(a, a_map, step * BLOCK_K, work.row, ready);
-        tma_load_2d(a + A_BYTES, b_map, step * BLOCK_K, work.column, ready);
+        const int part = rank * (BLOCK_N / CLUSTER);  // the rows of B that this CTA loads
+        if constexpr (CLUSTER == 1) tma_load_2d(a + A_BYTES, b_map, step * BLOCK_K, work.column, ready);
+        else
+            tma_load_2d_multicast(a + A_BYTES + part * BLOCK_K, b_map, step * BLOCK_K, work.column + part, ready,
+                                  (1 << CLUSTER) - 1);
         // TMA loads the scales too: a warp that copied them with cp.async made the kernel 15 % slower.
         tma_load_2d(memory.scales + state.stage * SCALE_BYTES, scale_a_map, work.row, step, ready);
     }
 }
 
+// A warp says that it has read a stage: to its own CTA, and to those that load B into it.
+__device__ __forceinline__ void release(const Memory& memory, u32 stage, u32 lane) {
+    if constexpr (CLUSTER == 1) {
+        if (lane == 0) mbarrier_arrive(memory.empty + 8 * stage);
+    } else if (lane < CLUSTER) mbarrier_arrive_cluster(memory.empty + 8 * stage, lane);
+}
+
+// Scales for a tile that reaches into a second block of B's columns: those of its left and of its right columns.
+struct Scales {
+    float left, right;
+    __device__ __forceinline__ Scales operator*(float factor) const { return {left * factor, right * factor}; }
+};
+
 // A consumer multiplies the steps of `work`, and adds each scaled block to `acc`. `warp` is the warp of the CTA.
 __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory, Ring<STAGES>& state,
-                                        const float* scale_b, const Work& work, int steps, u32 warp) {
+                                        const float* scale_b, const Work& work, int steps, int N, u32 warp) {
     const u32 consumer = warp / 4 - 1, lane = threadIdx.x % 32;
     const u32 upper_row = consumer * ROWS + warp % 4 * 16 + lane / 4;  // this thread also holds the row 8 below
-    const float* tile_scale_b = scale_b + static_cast<u64>(work.column / BLOCK) * steps;
+    const int block = work.column / BLOCK, columns_left = (block + 1) * BLOCK - work.column;
+    const float* tile_scale_b = scale_b + static_cast<u64>(block) * steps;
+    const int to_next = (block + 1) * BLOCK < N ? steps : 0;  // to the other block's scales
     int step = work.first, blocks_left = work.last - step;
     float sums[SCRATCH][SUMS];
-    float next_scale_b = __ldg(tile_scale_b + min(step, steps - 1));  // one block ahead, because L2 takes long
-    float upper_scale, lower_scale;  // scale_a x scale_b of this thread's two rows, for the running block
+    auto load_scales = [&](int step) {
+        const float* source = tile_scale_b + min(step, steps - 1);
+        return Scales{__ldg(source), HAS_TWO_SCALES ? __ldg(source + to_next) : 0};
+    };
+    Scales next_scale_b = load_scales(step);  // one block ahead, because L2 takes long
+    Scales upper_scale, lower_scale;  // scale_a x scale_b of this thread's two rows, for the running block
     u32 used_stage = state.stage;  // holds the running block
     auto start_block = [&](float (&sum)[SUMS]) {
-        const float block_scale_b = next_scale_b;
-        next_scale_b = __ldg(tile_scale_b + min(++step, steps - 1));
+        const Scales block_scale_b = next_scale_b;
+        next_scale_b = load_scales(++step);
         mbarrier_wait(memory.full + 8 * state.stage, state.phase);
         const u32 a = memory.ring + state.stage * STAGE_BYTES;
         const u32 stage_scales = memory.scales + state.stage * SCALE_BYTES + 4 * upper_row;
         multiply(sum, a + consumer * ROWS * BLOCK_K, a + A_BYTES);
-        upper_scale = load_shared(stage_scales) * block_scale_b;
-        lower_scale = load_shared(stage_scales + 32) * block_scale_b;
+        upper_scale = block_scale_b * load_shared(stage_scales);
+        lower_scale = block_scale_b * load_shared(stage_scales + 32);
         state.advance();
     };
-    auto add_block = [&](float (&sum)[SUMS], float upper, float lower) {
+    auto add_block = [&](float (&sum)[SUMS], Scales upper, Scales lower) {
         warpgroup_fence_operand(sum);
         // One lane speaks for its warp: the lanes have read their scales before their common wgmma_wait.
-        if (lane == 0) mbarrier_arrive(memory.empty + 8 * used_stage);
+        release(memory, used_stage, lane);
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) acc[i] += sum[i] * (i / 2 % 2 ? lower : upper);
+        for (int begin = 0; begin < SUMS; begin += GRAIN / 2) {
+            const bool is_right = HAS_TWO_SCALES && 2 * begin >= columns_left;
+            const float upper_factor = is_right ? upper.right : upper.left;
+            const float lower_factor = is_right ? lower.right : lower.left;
+#pragma unroll
+            for (int i = begin; i < begin + GRAIN / 2 && i < SUMS; ++i)
+                acc[i] += sum[i] * (i / 2 % 2 ? lower_factor : upper_factor);
+        }
     };
 #pragma unroll
     for (int i = 0; i < SUMS; ++i) acc[i] = 0;
@@ -348,7 +391,7 @@ __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory
         // wait for the one before.
         float (&even)[SUMS] = sums[0], (&odd)[SUMS] = sums[SCRATCH - 1];
         auto start_next_and_add = [&](float (&sum)[SUMS], float (&next)[SUMS]) {
-            const float upper = upper_scale, lower = lower_scale;
+            const Scales upper = upper_scale, lower = lower_scale;
             const u32 next_stage = state.stage;
             start_block(next);
             wgmma_wait<1>();
@@ -404,21 +447,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_tensormap(scale_a_map), prefetch_tensormap(c_map);
     }
     __syncthreads();
+    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // all barriers of the cluster are initialised
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 
     // Without SPLIT, the compiler knows that there is one split.
-    const Works works = {(M + BLOCK_M - 1) / BLOCK_M, (N + BLOCK_N - 1) / BLOCK_N, K / BLOCK_K, SPLIT ? splits : 1};
-    const int count = works.count();
+    const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const Works works = {(M + BLOCK_M * CLUSTER - 1) / (BLOCK_M * CLUSTER), (N + BLOCK_N - 1) / BLOCK_N, K / BLOCK_K,
+                         SPLIT ? splits : 1, rank};
+    const int count = works.count(), begin = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
     Ring<STAGES> state;
     u32 stored = 0, slot_phase = 0;
     if (group == 0) {
         warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();
         if (threadIdx.x == 0) {
-            for (int id = blockIdx.x; id < count; id += gridDim.x)
-                produce(a_map, b_map, scale_a_map, memory, state, works.get(id), rows);
+            for (int id = begin; id < count; id += stride)
+                produce(a_map, b_map, scale_a_map, memory, state, works.get(id), rows, rank);
         } else if (warp >= 1 && warp <= EPILOGUE_WARPS) {
-            for (int id = blockIdx.x; id < count; id += gridDim.x, slot_phase ^= 1)
+            for (int id = begin; id < count; id += stride, slot_phase ^= 1)
                 store(c_map, memory, works.get(id), bias, stored, slot_phase, warp, M, N);
             if (threadIdx.x % 32 == 0) bulk_wait_read<0>();
         }
@@ -428,18 +474,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float acc[SUMS];
         // Both consumers begin together. With the second 2 or 4 blocks later, the epilogue of one overlaps with the
         // products of the other. On an H200 that was slower for a short K and for MXFP8, and nowhere faster.
-        for (int id = blockIdx.x; id < count; id += gridDim.x, slot_phase ^= 1) {
+        for (int id = begin; id < count; id += stride, slot_phase ^= 1) {
             const Work work = works.get(id);
             const int row = work.row + consumer * ROWS;
-            consume(acc, memory, state, scale_b, work, works.steps, warp);
+            consume(acc, memory, state, scale_b, work, works.steps, N, warp);
             if constexpr (SPLIT) {
                 const bool inside = row + static_cast<int>(warp % 4 * 16) < M;
-                if (!reduce_splits(acc, parts, arrivals, memory.flags + 4 * consumer, id, splits, inside, group))
+                const int work_id = (id / splits * CLUSTER + rank) * splits + id % splits;
+                if (!reduce_splits(acc, parts, arrivals, memory.flags + 4 * consumer, work_id, splits, inside, group))
                     continue;
             }
             if constexpr (EPILOGUE_WARPS) hand_over(acc, memory, 4 * consumer + warp % 4, slot_phase);
             else if (row < M) epilogue(acc, c_map, staged, stored, bias, c_scales, row, work.column, M, N, group);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
+    }
+    if constexpr (CLUSTER > 1) {
+        __syncwarp();
+        cluster_arrive(), cluster_wait();  // no CTA ends while another one may still load into it
     }
 }

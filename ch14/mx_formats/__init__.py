@@ -19,7 +19,7 @@ from ch14.mx_formats import kernels, number_formats, operator
 from ch14.mx_formats.configs import FUSED, MxConfig, choose_config, configs, format_with_kernels
 from ch14.mx_formats.number_formats import BlockFormat
 from ch14.mx_formats.packing import Packed, Transposed, empty, make_allocator
-from tilelab.runtime import build, device, operators, triton_launch
+from tilelab.runtime import build, device, operators, triton_launch, workspace
 from tilelab.runtime.operands import Launch, require_disjoint, require_rows, require_tensor
 from tilelab.runtime.plans import Plan, Planner
 
@@ -145,7 +145,7 @@ def _can_saturate(config: MxConfig) -> bool:
 
 
 def _quantise_call(
-    x: torch.Tensor, out: Packed, rule: str, config: MxConfig, convert: bool, saturate: bool
+    x: torch.Tensor, out: Packed, rule: str, config: MxConfig, convert: bool, saturate: bool, backwards: bool
 ) -> _KernelCall:
     format, element = out.format, out.format.element
     aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and out.values.data_ptr() % 16 == 0
@@ -173,7 +173,7 @@ def _quantise_call(
         kernels.quantise_fp4_kernel,
         grid,
         (bits, values, out.scales, inverse_tensor_scale, *sizes),
-        constants | {"WHOLE": whole, "SATURATE": saturate},
+        constants | {"WHOLE": whole, "SATURATE": saturate, "BACKWARDS": backwards},
     )
 
 
@@ -281,19 +281,25 @@ def prepare_quantise(
         _set_tensor_scale(out.pair, tensor_scale)
     if not x.numel():
         return _launch(out, config)
-    quantise_call = _quantise_call(x, out, rule, config, _can_convert(config), _can_saturate(config))
-    if format.scale != "e4m3" or tensor_scale is not None:
+    finds_scale = format.scale == "e4m3" and tensor_scale is None
+    quantise_call = _quantise_call(
+        x, out, rule, config, _can_convert(config), _can_saturate(config), finds_scale
+    )
+    if not finds_scale:
         return _launch(out, config, quantise_call)
     require_tensor("x", x, "quantise", contiguous=True)
-    amax_bits, pair = torch.zeros(1, dtype=torch.int32, device=x.device), out.pair
-    find_amax = _KernelCall(
-        kernels.amax_kernel,
-        (triton.cdiv(x.numel(), 8192),),
-        (x.view(torch.int16).view(-1), amax_bits, x.numel()),
-        {"BLOCK": 8192, "num_warps": 8},
+    find_scale = _KernelCall(
+        kernels.tensor_scale_kernel,
+        (triton.cdiv(x.numel(), 4 * 8192),),
+        (
+            x.view(torch.int16).view(-1),
+            out.pair,
+            torch.zeros(2, dtype=torch.int32, device=x.device),
+            x.numel(),
+        ),
+        {"BLOCK": 8192, "STEPS": 4, "num_warps": 8},
     )
-    find_scale = _KernelCall(kernels.tensor_scale_kernel, (1,), (amax_bits, pair), {"num_warps": 1})
-    return _launch(out, config, amax_bits.zero_, find_amax, find_scale, quantise_call)
+    return _launch(out, config, find_scale, quantise_call)
 
 
 @dataclass(frozen=True)
@@ -323,7 +329,7 @@ def _plan_quantise(
     tensors = [x, out.values, out.scales] + ([] if out.pair is None else [out.pair, out.pair[1:]])
     positions = {tensor.data_ptr(): position for position, tensor in enumerate(tensors)}
     if finds_scale:
-        positions[made.steps[1].args[1].data_ptr()] = len(tensors)  # the largest magnitude
+        positions[made.steps[0].args[2].data_ptr()] = len(tensors)  # the counters
     kernels = [step.bind(positions) for step in made.steps if isinstance(step, _KernelCall)]
 
     def launch(x, values, scales, pair):
@@ -331,7 +337,7 @@ def _plan_quantise(
         if pair is not None:
             given += pair, pair[1:]
         if finds_scale:
-            given.append(torch.zeros(1, dtype=torch.int32, device=x.device))
+            given.append(workspace.make_counters(2, x.device))
         for kernel in kernels:
             kernel(*given)
 
@@ -508,7 +514,15 @@ def job(
     capability = device.target_limits(target).capability
     convert = config.convert and capability >= (8, 9)
     if operation == "quantise":
-        call = _quantise_call(matrix, packed, rule, config, convert, config.saturate and capability >= (9, 0))
+        call = _quantise_call(
+            matrix,
+            packed,
+            rule,
+            config,
+            convert,
+            config.saturate and capability >= (9, 0),
+            format.scale == "e4m3",
+        )
     else:
         call = _dequantise_call(packed, matrix, config, convert)
     return call.job(target, f"{format.name} {config} {operation}")

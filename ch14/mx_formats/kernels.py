@@ -39,6 +39,13 @@ def program_origin(BLOCK: tl.constexpr, FLAT: tl.constexpr):
 
 
 @triton.jit
+def program_origin_backwards(BLOCK: tl.constexpr, FLAT: tl.constexpr, rows):
+    # The same from the end of the matrix, because L2 still has the end of what a pass before this one has read.
+    row, _ = program_origin(BLOCK, FLAT)
+    return rows - 1 - row, (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64) * BLOCK
+
+
+@triton.jit
 def count_inside(columns, first, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     # How many of the program's elements lie inside the row; with GROUP 1, how many of its groups.
     return tl.minimum(columns - first * GROUP, BLOCK * GROUP).to(tl.int32)
@@ -354,9 +361,13 @@ def quantise_fp4_kernel(
     FLAT: tl.constexpr,
     WHOLE: tl.constexpr,
     SATURATE: tl.constexpr,
+    BACKWARDS: tl.constexpr,
 ):
-    row, first = program_origin(BLOCK, FLAT)
-    if row >= rows:
+    if BACKWARDS:
+        row, first = program_origin_backwards(BLOCK, FLAT, rows)
+    else:
+        row, first = program_origin(BLOCK, FLAT)
+    if (row < 0) | (row >= rows):
         return
     # One lane takes a whole group: chunks of eight elements, one after the other.
     CHUNKS: tl.constexpr = GROUP // 8
@@ -411,20 +422,22 @@ def quantise_fp4_kernel(
 
 
 @triton.jit
-def amax_kernel(x, amax_bits, elements, BLOCK: tl.constexpr):
-    # The largest finite magnitude of a tensor, as the bits of a bf16. `amax_bits` must begin as zero.
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    magnitude = tl.load(x + index, mask=index < elements, other=0).to(tl.int32) & 0x7FFF
-    tl.atomic_max(amax_bits, tl.max(tl.where(magnitude < 0x7F80, magnitude, 0), 0), sem="relaxed")
-
-
-@triton.jit
-def tensor_scale_kernel(amax_bits, pair):
-    # NVFP4's scale of the tensor, amax / (448 * 6), and its reciprocal.
-    amax = (tl.load(amax_bits) << 16).to(tl.float32, bitcast=True)
-    scale = tl.where(amax > 0, tl.maximum(tl.div_rn(amax, 2688.0), 2.0**-126), 1.0)
-    tl.store(pair, scale)
-    tl.store(pair + 1, tl.div_rn(1.0, scale))
+def tensor_scale_kernel(x, pair, counters, elements, BLOCK: tl.constexpr, STEPS: tl.constexpr):
+    # Find NVFP4's scale of a tensor, amax / (448 * 6), and its reciprocal. amax is the largest finite magnitude. The
+    # first counter receives its bits as a bf16, and the second counts programs. The last program to arrive computes the
+    # scale, and sets both counters back to zero.
+    largest = tl.zeros((BLOCK,), tl.int32)
+    for step in tl.static_range(STEPS):
+        index = (tl.program_id(0).to(tl.int64) * STEPS + step) * BLOCK + tl.arange(0, BLOCK)
+        magnitude = tl.load(x + index, mask=index < elements, other=0).to(tl.int32) & 0x7FFF
+        largest = tl.maximum(largest, tl.where(magnitude < 0x7F80, magnitude, 0))
+    tl.atomic_max(counters, tl.max(largest, 0), sem="relaxed")
+    if tl.atomic_add(counters + 1, 1) == tl.num_programs(0) - 1:
+        amax = (tl.atomic_xchg(counters, 0) << 16).to(tl.float32, bitcast=True)
+        tl.store(counters + 1, 0)
+        scale = tl.where(amax > 0, tl.maximum(tl.div_rn(amax, 2688.0), 2.0**-126), 1.0)
+        tl.store(pair, scale)
+        tl.store(pair + 1, tl.div_rn(1.0, scale))
 
 
 # ---- dequantise

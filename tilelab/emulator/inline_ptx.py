@@ -840,7 +840,7 @@ def copy(translator: Translator, statement: Statement) -> str | None:
     if parts[2:3] == ["wait_all"]:
         return "ptx::commit_copies(); ptx::wait_for_copies(0);"
     if parts[2:3] == ["mbarrier"]:
-        counted = str(not statement.has("noinc")).lower()
+        counted = str(statement.has("noinc")).lower()  # else it adds an expected arrival first
         return f"ptx::arrive_after_copies({translator.shared(statement, operands[0])}, {counted});"
     if parts[2] not in ("ca", "cg"):
         return None

@@ -13,6 +13,6 @@ void wgmma_m64k16(float (&d)[WIDTH / 2], u64 a, u64 b, u32 accumulate) {
 }
 template <int WIDTH>
 void wgmma_m64k32_e4m3(float (&d)[WIDTH / 2], u64 a, u64 b, u32 accumulate) {
-    static_assert(WIDTH == 64 || WIDTH == 128, "WIDTH must be 64 or 128");
+    static_assert(WIDTH % 16 == 0 && WIDTH >= 64 && WIDTH <= 160, "WIDTH must be a multiple of 16, from 64 to 160");
     emulator::multiply(emulator::E4M3, d, WIDTH, a, b, accumulate);
 }

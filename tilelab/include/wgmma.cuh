@@ -149,8 +149,13 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[WIDTH / 2], u64 a, u64 b
 // A and B are fp8 e4m3, 32 columns of each.
 template <int WIDTH>
 __device__ __forceinline__ void wgmma_m64k32_e4m3(float (&d)[WIDTH / 2], u64 a, u64 b, u32 accumulate) {
-    static_assert(WIDTH == 64 || WIDTH == 128, "WIDTH must be 64 or 128");
+    static_assert(WIDTH % 16 == 0 && WIDTH >= 64 && WIDTH <= 160, "WIDTH must be a multiple of 16, from 64 to 160");
     WGMMA(64, 32, 32, 33, 34, "k32.f32.e4m3.e4m3", "1, 1")
+    WGMMA(80, 40, 40, 41, 42, "k32.f32.e4m3.e4m3", "1, 1")
+    WGMMA(96, 48, 48, 49, 50, "k32.f32.e4m3.e4m3", "1, 1")
+    WGMMA(112, 56, 56, 57, 58, "k32.f32.e4m3.e4m3", "1, 1")
     WGMMA(128, 64, 64, 65, 66, "k32.f32.e4m3.e4m3", "1, 1")
+    WGMMA(144, 72, 72, 73, 74, "k32.f32.e4m3.e4m3", "1, 1")
+    WGMMA(160, 80, 80, 81, 82, "k32.f32.e4m3.e4m3", "1, 1")
 }
 #undef WGMMA

@@ -280,7 +280,7 @@ def measure_layers():
 @experiment("ch10_gemm_held_out", source=lambda: source(layer_shapes))
 def measure_held_out():
     """Time layers of models that no table holds, at numbers of tokens that no table holds."""
-    return _measure_products(layer_shapes.list_held_out(), warm_s=0.1)
+    return _measure_products(layer_shapes.list_held_out(), warm_s=0.05, burst_ms=2)
 
 
 @experiment("ch10_gemm_ragged")

@@ -12,11 +12,16 @@ import triton.language as tl
 from ch14 import fp4_decode, mx_formats
 from ch14.fp4_decode import kernels
 from ch14.fp4_decode.lesson.verification import TOKENS, verify_decode
-from tilelab.measure import bench
+from tilelab.measure import bench, layer_shapes
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
 
-DECODE_SOURCES = (fp4_decode, pathlib.Path(fp4_decode.__file__).with_name("configs.py"), kernels)
+DECODE_SOURCES = (
+    fp4_decode,
+    pathlib.Path(fp4_decode.__file__).with_name("configs.py"),
+    kernels,
+    fp4_decode.SOURCE,
+)
 
 
 @triton.jit
@@ -91,4 +96,23 @@ def measure_decode():
         checked = verify_decode(m, n, k) | {"config": str(config)}
         found = compare((m, n, k), {"decode": config})
         rows += [row | (checked if row["name"] == "decode" else {}) for row in found]
+    return rows
+
+
+@results.experiment(
+    "ch14_blockscaled_decode_held_out",
+    functools.partial(provenance.source_hash, *DECODE_SOURCES, layer_shapes.list_held_out),
+    can_run=lambda: device.current().has_wgmma,
+)
+def measure_held_out():
+    """Measure MXFP4 weights beside cuBLAS with bf16 weights, for layers that no choice was fitted to."""
+    rows = []
+    for layers in layer_shapes.HELD_OUT.values():
+        for n, k in layers.values():
+            configs = {m: fp4_decode.best_config(m, n, k, device.current()) for m in (1, 8, 16, 32, 64)}
+            build.compile_ahead(fp4_decode.job(config, "sm_90a", m) for m, config in configs.items())
+            for m, config in configs.items():
+                checked = verify_decode(m, n, k) | {"config": str(config)}
+                found = compare((m, n, k), {"decode": config})
+                rows += [row | checked for row in found if row["name"] == "decode"]
     return rows

@@ -17,7 +17,7 @@ from torch.nn.functional import ScalingType, scaled_mm
 from ch14 import fp8_gemm
 from ch14.fp8_gemm.configs import BLOCK, FLOPS_PER_CLOCK, Fp8Config, operand_bytes
 from ch14.fp8_gemm.lesson.verification import BF16, fp8_jobs, fp8_operands, verify_fp8
-from tilelab.measure import bench, check, peers
+from tilelab.measure import bench, check, layer_shapes, peers
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
 
@@ -32,6 +32,8 @@ THIN = tuple((m, n, k) for n, k in ((7168, 2048), (24576, 1536), (7168, 16384)) 
 DEEPSEEK = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
 
 PEER_SHAPES = tuple((m, n, k) for n, k in DEEPSEEK for m in (1, 16, 64, 256, 1024, 4096, 8192))
+
+HELD_OUT_TOKENS = (24, 100, 240, 384, 1500)  # of layers that no choice was fitted to
 
 FP8_FLOPS = FLOPS_PER_CLOCK
 
@@ -138,19 +140,12 @@ def measure_shapes():
     return rows
 
 
-@experiment(
-    "ch14_blockscaled_peers",
-    functools.partial(provenance.source_hash, *FP8_SOURCES, peers.DeepGemm, peers.align_columns),
-)
-def measure_peers():
-    """Check fp8 with block scales and time it beside DeepGEMM, interleaved, at PEER_SHAPES.
-
-    Rows are those of tilelab.measure.peers.compare.
-    """
+def compare_with_deep_gemm(shapes) -> list[dict]:
+    """Check fp8 with block scales and time it beside DeepGEMM, interleaved; return rows of tilelab.measure.peers."""
     deep_gemm, rows = peers.find("deep_gemm"), []
     if not deep_gemm.reason:
-        build.compile_ahead(fp8_jobs({*map(best_config, PEER_SHAPES)}))
-    for shape in PEER_SHAPES:
+        build.compile_ahead(fp8_jobs({*map(best_config, shapes)}))
+    for shape in shapes:
         (m, n, k), row = shape, {"shape": list(shape), "config": str(best_config(shape))}
         if deep_gemm.reason:
             rows.append(peers.fail(deep_gemm, deep_gemm.reason) | row)
@@ -165,6 +160,32 @@ def measure_peers():
         )
         rows += [each | row for each in found]
     return rows
+
+
+@experiment(
+    "ch14_blockscaled_peers",
+    functools.partial(provenance.source_hash, *FP8_SOURCES, peers.DeepGemm, peers.align_columns),
+)
+def measure_peers():
+    """Measure fp8 with block scales beside DeepGEMM at PEER_SHAPES."""
+    return compare_with_deep_gemm(PEER_SHAPES)
+
+
+@experiment(
+    "ch14_blockscaled_held_out",
+    functools.partial(
+        provenance.source_hash, *FP8_SOURCES, peers.DeepGemm, peers.align_columns, layer_shapes.list_held_out
+    ),
+)
+def measure_held_out():
+    """Measure fp8 with block scales beside DeepGEMM at shapes that the choice of "best" was not fitted to."""
+    weights = [
+        layers[name]
+        for layers in layer_shapes.HELD_OUT.values()
+        for name in ("q, k, v", "down")
+        if name in layers
+    ]
+    return compare_with_deep_gemm([(m, n, k) for m in HELD_OUT_TOKENS for n, k in weights])
 
 
 def find_fault(tensors, prepare) -> str:

@@ -21,10 +21,10 @@ SHAPES = ((4096, 4096, 7168), (8192, 8192, 1024))  # a long K, and a short one
 _NO_LOADS = ("if (threadIdx.x == 0) {\n            for (int id", "if (false) {\n            for (int id", 1)
 _NO_WAITS = (
     ("mbarrier_wait(memory.full + 8 * state.stage, state.phase);", "", 1),
-    ("if (lane == 0) mbarrier_arrive(memory.empty + 8 * used_stage);", "", 1),
+    ("release(memory, used_stage, lane);", "", 1),
 )
 _NO_PRODUCTS = ("multiply(sum, a + consumer * ROWS * BLOCK_K, a + A_BYTES);", "", 1)
-_ADDITION = "acc[i] += sum[i] * (i / 2 % 2 ? lower : upper);"
+_ADDITION = "acc[i] += sum[i] * (i / 2 % 2 ? lower_factor : upper_factor);"
 _NO_SUMS = (_ADDITION, "acc[i] = 0;", 1)
 # Without any use of the sums the compiler drops the products.
 _ONE_ADDITION = (_ADDITION, "if (i == 0) acc[i] += sum[i];", 1)

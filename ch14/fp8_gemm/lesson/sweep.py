@@ -7,7 +7,7 @@ import functools
 import math
 
 from ch14 import fp8_gemm
-from ch14.fp8_gemm.configs import BLOCK, MAX_SPLITS, Fp8Config
+from ch14.fp8_gemm.configs import BLOCK, MAX_SPLITS, TILES, Fp8Config, fill_ring
 from ch14.fp8_gemm.lesson import experiments
 from tilelab.runtime import device
 from tilelab.sweeps.space import Space
@@ -15,25 +15,10 @@ from tilelab.sweeps.space import Space
 LEAST_STEPS = 4  # of a split: fewer do not fill the ring
 
 
-def _with_most_stages(**fields) -> Fp8Config:
-    """Return the configuration with as many stages as fit into shared memory."""
-    for stages in range(16, 2, -1):
-        try:
-            return Fp8Config(num_stages=stages, **fields)
-        except ValueError:  # too much shared memory
-            continue
-    raise ValueError(f"no ring of {fields} fits into shared memory")
-
-
 @functools.cache
 def tuned_configs() -> tuple[Fp8Config, ...]:
     """Return the unsplit configurations that the tuner knows, for any shape."""
-    tiles = [(2, 2, 128), (2, 2, 64), (1, 2, 128), (1, 2, 64), (3, 1, 128)]
-    return tuple(
-        _with_most_stages(consumers=consumers, scratch=scratch, block_n=block_n, group_m=group, pdl=True)
-        for consumers, scratch, block_n in tiles
-        for group in (4, 8, 16)
-    )
+    return tuple(fill_ring(*tile, group_m=group) for tile in TILES for group in (4, 8, 16))
 
 
 def choose_splits(config: Fp8Config, m: int, n: int, k: int, sms: int) -> list[int]:

@@ -1,7 +1,6 @@
 """MXFP4 weights for a few tokens: against float64, bit by bit, what it refuses, and what every target gets."""
 
 import itertools
-import math
 import re
 from collections import Counter
 
@@ -130,11 +129,15 @@ def test_every_code_at_every_scale(k):
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", EVERY, ids=str)
 def test_every_configuration_on_the_gpu(config):
-    matches(config, [(1, 1, 32), (5, 70, 800), (16, 300, 2080), (9, 129, 4128)])
-    special(config)
+    if config.kernel == "wgmma":
+        matches(config, [(1, 1, 128), (5, 70, 896), (16, 300, 2176), (9, 129, 4224)])
+    else:
+        matches(config, [(1, 1, 32), (5, 70, 800), (16, 300, 2080), (9, 129, 4128)])
+        special(config)
     special(config, 384)  # a multiple of 128: the scan loads four scales at once
     if fp4_decode.padded_tokens(64) * config.share <= 32768 or config.kernel == "plain":
-        bits(config)
+        if config.kernel != "wgmma":
+            bits(config)
         bits(config, 128)
 
 
@@ -162,7 +165,7 @@ def test_one_large_scale_anywhere_on_the_gpu(scale):
 def test_up_to_64_tokens_on_the_gpu():
     for m in (17, 33, 64):
         for config in list(fp4_decode.configs(m).values())[:3]:
-            matches(config, [(m, 200, 1056)])
+            matches(config, [(m, 200, 1152)])
 
 
 def run_ptx(asm, word, *operands):
@@ -296,6 +299,16 @@ def test_bad_input_gets_one_sentence():
     refused("unknown configuration 'fast'; choose best, 128×2048", config="fast")
 
 
+def test_no_tokens_are_no_error():
+    x, weight, scales = case(4, 20, 64)
+    for launch in (fp4_decode.prepare(x[:0], weight, scales), lambda: decode(x[:0], weight, scales)):
+        assert launch().shape == (0, 20)
+    out = torch.empty(0, 20, dtype=torch.bfloat16, device=WHERE)
+    assert fp4_decode.prepare(x[:0], weight, scales, out=out)() is out
+    with pytest.raises(ValueError, match="weight must be 20 x 16; it is 20 x 32"):
+        fp4_decode.prepare(x[:0, :32], weight, scales)
+
+
 def test_a_grid_holds_the_shares():
     x, weight, scales = (
         torch.empty(1, columns, dtype=kind, device=WHERE)
@@ -307,18 +320,22 @@ def test_a_grid_holds_the_shares():
 
 @pytest.mark.skipif(HERE.capability is not None, reason="without a GPU")
 def test_the_interpreter_has_no_gluon():
-    refused("Triton, not Gluon", config=next(iter(fp4_decode.configs(4))), error=device.Unsupported)
+    refused("Triton, not Gluon or CUDA", config=next(iter(fp4_decode.configs(4))), error=device.Unsupported)
 
 
 @pytest.mark.parametrize(
     "given, message",
     [
-        (("fast", 64, 512, 4, 2), "choose registers or plain"),
+        (("fast", 64, 512, 4, 2), "choose wgmma, registers or plain"),
         (("plain", 96, 512, 4, 2), "power of two from 16 to 512"),
         (("registers", 64, 512, 8, 2), "8 warps need 128 rows"),
         (("registers", 64, 128, 4, 2), "more than a share"),
         (("plain", 64, 64, 4, 2), "share is 64; it must be a power of two"),
         (("plain", 64, 512, 4, 0), "num_stages"),
+        (("wgmma", 96, 512, 4, 4), "block_n is 96; for wgmma it must be one of 64, 128"),
+        (("wgmma", 64, 500, 4, 4), "share is 500; for wgmma"),
+        (("wgmma", 64, 512, 8, 4), "num_warps is 8; for wgmma it must be 4"),
+        (("wgmma", 64, 512, 4, 2), "num_stages is 2; for wgmma"),
         (("plain", 64.0, 512, 4, 2), "block_n is 64.0; it must be a power of two"),
         (("plain", 64, "512", 4, 2), "share is '512'; it must be a power of two"),
     ],
@@ -332,11 +349,20 @@ def test_the_choice_fills_the_gpu_and_fits():
     h200 = device.Device("H200", (9, 0), "sm_90a", 132)
     assert str(fp4_decode.best_config(16, 8192, 8192, h200)) == MORE
     assert {str(fp4_decode.best_config(m, n, 8192, h200)) for m, n in ((1, 8192), (8, 28672))} == {FEW}
-    for m in (8, 16, 64):  # more than one program per SM, or the smallest tile
-        for n, k in ((1024, 4096), (4096, 4096), (2880, 2880), (8192, 8192), (28672, 4096), (4096, 14336)):
-            config = fp4_decode.best_config(m, n, k, h200)
-            tiles = [each for each in fp4_decode.configs(m).values() if each.kernel == "registers"]
-            assert math.prod(config.grid(n, k)) >= 198 or config == tiles[-1]
+    for m, (n, k) in itertools.product(
+        (17, 40, 64), ((1024, 4096), (4096, 4096), (8192, 8192), (28672, 4096))
+    ):
+        config, why = fp4_decode.find_best(m, n, k, h200)
+        assert config.kernel == "wgmma" or n * k < 2**23, "small weights"
+        assert "by the model" in why
+    assert fp4_decode.best_config(64, 2880, 2880, h200).kernel == "registers"  # K is no multiple of 128
+    assert fp4_decode.find_best(64, 8192, 8192, h200, aligned=False)[0].kernel == "registers"
+    assert (
+        fp4_decode.find_best(64, 8192, 8192, device.Device("B200", (10, 0), "sm_100a", 148))[1]
+        == "by the extents"
+    )
+    for m, n, k in ((8, 12288, 1536), (16, 4096, 4096)):  # large tiles, one per SM, beat small ones
+        assert fp4_decode.best_config(m, n, k, h200).block_n == 128
     assert fp4_decode.best_config(1, 64, 64, device.Device("A100", (8, 0), "sm_80", 108)).kernel == "plain"
     for m in (1, 8, 9, 33, 64):
         tokens = fp4_decode.padded_tokens(m)

@@ -36,17 +36,24 @@ def run(config: Fp8Config, shape, seeds, change=("", ""), activation=None):
     rows, room = min(config.block_m, -(-m // 8) * 8), torch.zeros(4)
     maps = (
         cuda_magic.make_tensor_map(a.view(torch.uint8), (rows, 128), swizzle="128B"),
-        cuda_magic.make_tensor_map(b.T.view(torch.uint8), (config.block_n, 128), swizzle="128B"),
+        cuda_magic.make_tensor_map(
+            b.T.view(torch.uint8), (config.block_n // config.cluster, 128), swizzle="128B"
+        ),
         cuda_magic.make_tensor_map(scale_a.T, (1, rows)),
-        cuda_magic.make_tensor_map(out, (16 if config.epilogue_warps else 64, 64), swizzle="128B"),
+        cuda_magic.make_tensor_map(
+            out,
+            (16 if config.epilogue_warps else 64, config.subtile_columns),
+            swizzle=f"{2 * config.subtile_columns}B",
+        ),
     )
     args = (*maps, scale_b, vector, room, room, room, *map(ctypes.c_int, (m, n, k, 1, rows)))
     launch = emulator.prepare(
         find_kernel(config, change, bias=True, activation=activation),
-        config.grid(m, n, 3),
+        config.grid(m, n, 3 if config.cluster == 1 else 2 * config.cluster),
         config.threads,
         args,
         config.smem_bytes,
+        cluster=config.cluster,
     )
     error = 0
     for seed in seeds:
@@ -94,6 +101,11 @@ def test_it_is_right_in_every_order(config, shape, activation):
         Fp8Config(1, 2, 5, 64),
         Fp8Config(num_stages=4, epilogue_warps=2),
         Fp8Config(1, 2, 5, 64, epilogue_warps=3),
+        Fp8Config(2, 2, 3, 96),
+        Fp8Config(1, 2, 3, 112, epilogue_warps=2),
+        Fp8Config(1, 1, 3, 160),
+        Fp8Config(1, 2, 3, 96, cluster=2),
+        Fp8Config(1, 2, 3, 64, cluster=4),
     ],
     [((70, 64, 256),), ((130, 192, 384),), ((70, 200, 256),), ((20, 2112, 128),)],
 )

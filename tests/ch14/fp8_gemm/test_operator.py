@@ -1,6 +1,5 @@
 """The fp8 GEMM with block scales: choices and refusals, the SASS it is compiled to, and the GPU against float64."""
 
-import dataclasses
 import functools
 import itertools
 import re
@@ -10,6 +9,7 @@ import torch
 
 from ch14 import fp8_gemm, mx_formats
 from ch14.fp8_gemm import BLOCK, Fp8Config, best_config, configs, fp8, prepare, spec
+from ch14.fp8_gemm.configs import candidates
 from ch14.fp8_gemm.lesson.verification import fp8_operands
 from ch14.mx_formats import Packed, number_formats
 from tilelab.measure import check
@@ -41,8 +41,10 @@ def test_spec_is_the_product_of_what_the_blocks_stand_for():
         (dict(consumers=4), "consumers is 4; it must be a whole number from 1 to 3"),
         (dict(num_stages=2), "num_stages is 2; it must be a whole number from 3"),
         (dict(splits=True), "splits is True"),
-        (dict(block_n=96), "block_n is 96; it must be 64 or 128"),
+        (dict(block_n=72), "block_n is 72; it must be a multiple of 16 from 64 to 160"),
         (dict(consumers=3), "one scratch each"),
+        (dict(cluster=3), "cluster is 3; it must be 1, 2 or 4"),
+        (dict(block_n=144), "144 columns have registers for one scratch"),
         (dict(num_stages=7), "needs 265,\\d{3} B of shared memory per block; Hopper has 232,448"),
     ],
 )
@@ -53,31 +55,22 @@ def test_bad_configurations_get_one_sentence(given, message):
 
 
 def test_the_choice():
-    assert best_config(4096, 7168, 16384, 132) == dataclasses.replace(
-        configs()["square"], group_m=16, pdl=True
-    )
-    for shape in ((1024, 2176, 7168), (4096, 2176, 7168)):  # 136 and 544 tiles of 128 x 128 need a wave more
-        assert best_config(*shape, 132).block_m == 192 and best_config(*shape, 132, mx=True).block_m == 128
-    assert best_config(256, 4096, 7168, 132).block_n == 64  # 128 tiles instead of 64 on 132 SMs
-    wave = best_config(256, 2112, 7168, 132)  # 132 tiles of 64 x 64 on 132 SMs
-    assert (wave.block_m, wave.block_n, wave.tiles(256, 2112)) == (64, 64, 132)
-    assert best_config(256, 2176, 7168, 132).block_m == 128  # 136 tiles of 64 x 64 need a wave more
-    for shape in (
-        (256, 7168, 2048),
-        (2048, 4096, 7168),
-        (2048, 7168, 18432),
-        (4096, 4096, 7168),
-        (8192, 4096, 7168),
-    ):
-        assert best_config(*shape, 132).block_m == best_config(*shape, 132).block_n == 128
-    assert best_config(64, 7168, 16384, 132).block_m == 64 and best_config(65, 7168, 2048, 132).block_m == 128
-    assert best_config(64, 4096, 7168, 132).splits == 2 and best_config(64, 7168, 2048, 132).splits == 1
-    assert best_config(128, 4096, 16384, 132).splits == 2 and best_config(16, 24576, 1536, 132).splits == 1
-    assert best_config(16, 1024, 16384, 132).splits == 4  # no fewer than 28 steps each
-    for m in (1, 64, 65, 128):
-        assert best_config(m, 1024, 4096, 132, mx=True).block_n == 128
-    for config in [*configs().values(), best_config(16, 1024, 16384, 132)]:
-        assert config.smem_bytes <= 232448 and config.grid(16, 1024, 132) <= 132
+    assert best_config(256, 2112, 7168, 132).tiles(256, 2112) <= 132  # one wave
+    assert best_config(16, 1024, 16384, 132).splits > 1  # few tiles and a long K
+    assert best_config(16, 24576, 1536, 132).splits == 1
+    for m, n, k in itertools.product((1, 64, 65, 128, 200, 384, 4096), (64, 2112, 7168), (128, 2048, 16384)):
+        for mx in (False, True):
+            config = best_config(m, n, k, 132, mx)
+            assert config.smem_bytes <= 232448 and config.grid(m, n, 132) <= 132 and config.splits <= k // 128
+            assert config.block_m < 64 + m and (config.block_n == 128 or not mx)
+
+
+def test_tiles_below_each_other_may_load_their_columns_together():
+    found = candidates(200, 6144, 5120, 132)
+    assert found["128×96, cluster 2"].cluster == 2 and found["128×96"].cluster == 1
+    assert found["128×96, cluster 2"].grid(200, 6144, 132) == 128
+    assert not any(config.cluster > 1 for config in candidates(64, 6144, 5120, 132).values())
+    assert Fp8Config(cluster=2).tiles(300, 128) == 4  # three tiles, and one that completes the cluster
 
 
 @pytest.mark.parametrize("mx", [False, True])

@@ -20,7 +20,7 @@ def test_candidates_begin_with_the_default_and_leave_no_split_empty(shape):
 
 def test_a_product_of_few_tiles_is_split():
     assert any(
-        config.splits == 2 and config.block_m == 64 for config in sweep.find_candidates(64, 4096, 7168)[:3]
+        config.splits > 1 and config.block_m == 64 for config in sweep.find_candidates(64, 1024, 16384)[:3]
     )
 
 
