@@ -264,9 +264,9 @@ def gemm(
     out: has A's dtype, or bfloat16 for float8.
     config: "best" (the tuned configuration of the shape, or else the one that `choice` or, on other GPUs than Hopper
     and for other layouts, the model of the course expects to be fastest), a set ("conservative", "proposed",
-    "course"), the name of a configuration (`configs.parse`) or a GemmConfig. If no configuration of a set can run, gemm warns and falls back to a conservative one. The
-    environment variable TILES_GEMM_CONFIG, a set or a name, replaces "best" when the first call with such tensors is
-    planned.
+    "course"), the name of a configuration (`configs.parse`) or a GemmConfig. If no configuration of a set can run, gemm
+    warns and falls back to a conservative one. The environment variable TILES_GEMM_CONFIG, a set or a name, replaces
+    "best" when the first call with such tensors is planned.
 
     Under torch.compile and where autograd records, this is the operator torch.ops.tiles.gemm. It has a backward pass
     for bfloat16 and float16, and its `config` is a name.
