@@ -1,7 +1,7 @@
 """GEMM on tiles that tensor descriptors move: C = A B in Triton, on sm_90a and newer.
 
-Read `kernels` first. Then read `configs`: it says what a tile configuration needs of a GPU, and which configuration
-suits a shape. Source: Triton's persistent matmul tutorial; CUTLASS's tile rasters.
+Read `kernels` first. Then read `configs`, which says what a tile configuration needs of a GPU, and `choice`, which says
+which one suits a shape. Source: Triton's persistent matmul tutorial; CUTLASS's tile rasters.
 """
 
 from __future__ import annotations
@@ -14,18 +14,8 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14.gemm import kernels, operator
-from ch14.gemm.configs import (
-    ITEMSIZE,
-    SETS,
-    GemmConfig,
-    configs,
-    job,
-    parse,
-    predict_us,
-    rank_configs,
-    rejection,
-)
+from ch14.gemm import choice, kernels, operator
+from ch14.gemm.configs import ITEMSIZE, SETS, GemmConfig, configs, job, parse, rank_configs, rejection
 from ch14.gemm.kernels import gemm_persistent_kernel, gemm_plain_kernel, gemm_split_kernel
 from tilelab.runtime import device, operators, provenance, triton_launch, tuned, workspace
 from tilelab.runtime.operands import (
@@ -101,19 +91,21 @@ def tuned_source() -> str:
 def find_best(
     m: int, n: int, k: int, dtype: str, b_k_major: bool, target: str, sms: int
 ) -> tuple[GemmConfig | None, str]:
-    """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by the model.
+    """Return the configuration for a shape, and how it was found: in a table of tuned shapes, or as `choice` says.
 
     None when no configuration of the course runs on `target`.
     """
-    found, untuned = None, next(iter(rank_configs("course", m, n, k, dtype, target, sms)), None)
-    if b_k_major and ITEMSIZE[dtype] == 2:  # as the table's operands were
-        found = tuned.find(
+    if b_k_major and ITEMSIZE[dtype] == 2 and target == "sm_90a":  # as the operands of the tables were
+        found = tuned.find_exact(
             *("gemm", GemmConfig, m, n, k, "bf16"),
-            lambda config, m, n, k: predict_us(config, m, n, k, dtype, sms),
             lambda config: not rejection(config, target, dtype),
-            *(tuned_source, untuned),
+            tuned_source,
         )
-    return found or (untuned, "by the model")
+        if found:
+            return found
+        ranked, why = choice.rank(m, n, k, sms, device.current().name or "")
+        return ranked[0], why
+    return next(iter(rank_configs("course", m, n, k, dtype, target, sms)), None), "by the model"
 
 
 def _list_choices(
@@ -270,11 +262,11 @@ def gemm(
     must be a multiple of 8.
     scale_a, scale_b: one float32 value each, for float8 only.
     out: has A's dtype, or bfloat16 for float8.
-    config: "best" (the tuned configuration of the shape or of one nearby, or else the one of the course that the model
-    expects to be fastest), a set ("conservative", "proposed", "course"), the name of a configuration (`configs.parse`)
-    or a GemmConfig. If no configuration of a set can run, gemm warns and falls back to a conservative one. The
-    environment variable TILES_GEMM_CONFIG, a set or a name, replaces "best" when the first call with such tensors is
-    planned.
+    config: "best" (the tuned configuration of the shape, or else the one that `choice` or, on other GPUs than Hopper
+    and for other layouts, the model of the course expects to be fastest), a set ("conservative", "proposed",
+    "course"), the name of a configuration (`configs.parse`) or a GemmConfig. If no configuration of a set can run, gemm
+    warns and falls back to a conservative one. The environment variable TILES_GEMM_CONFIG, a set or a name, replaces
+    "best" when the first call with such tensors is planned.
 
     Under torch.compile and where autograd records, this is the operator torch.ops.tiles.gemm. It has a backward pass
     for bfloat16 and float16, and its `config` is a name.

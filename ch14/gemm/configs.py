@@ -327,7 +327,7 @@ def predict_us(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", 
     operands = (config.block_m + config.block_n) * config.block_k * size / rates.l2_bytes_per_us
     exposed = rates.latency_us + products * (config.num_stages == 1)  # with one stage nothing overlaps
     resident = (
-        config.programs_per_sm if config.kernel == "persistent" else _plain_programs_per_sm(config, dtype)
+        config.programs_per_sm if config.kernel == "persistent" else count_programs_per_sm(config, dtype)
     )
     steps = math.ceil(k / config.block_k / config.splits)
 
@@ -351,7 +351,8 @@ def predict_us(config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", 
     return max(busy, dram) + ends + rates.launch_us / (1 + config.pdl)
 
 
-def _plain_programs_per_sm(config: GemmConfig, dtype: str) -> int:
+def count_programs_per_sm(config: GemmConfig, dtype: str) -> int:
+    """Return how many programs of a kernel that is not persistent run on an SM of sm_90a at a time."""
     limit = device.target_limits("sm_90a")
     threads = 32 * config.num_warps
     registers = config.block_m * config.block_n // threads + REGISTERS_BESIDE_ACCUMULATOR

@@ -36,7 +36,7 @@ RAGGED = ((1000, 1000, 1000), (333, 520, 136), (1, 4096, 4096), (4097, 4104, 411
 # For fp8, whose rows are whole 16 bytes as well.
 RAGGED_FP8 = ((1000, 1008, 1008), (333, 528, 144), (1, 4096, 4096), (4097, 4112, 4112))
 LAYER_TIMING = {"rounds": 8, "warm_s": 0.02, "burst_ms": 1.5}
-MEASURED = (kernels, GemmConfig, configs, _course, rejection, rank_configs, predict_us, Rates)
+MEASURED = (kernels, gemm.choice, GemmConfig, configs, _course, rejection, rank_configs, predict_us, Rates)
 QUICK = {"rounds": 6, "warm_s": 0, "burst_ms": 2}  # to find the fastest few, which are then timed again
 
 

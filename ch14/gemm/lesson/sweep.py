@@ -8,6 +8,7 @@ import itertools
 import os
 
 from ch14 import gemm
+from ch14.gemm import choice
 from ch14.gemm.configs import ITEMSIZE, GemmConfig, Rates, configs, job, predict_us, rejection
 from ch14.gemm.lesson import experiments
 from ch14.gemm.lesson.experiments import SQUARES
@@ -54,7 +55,7 @@ def _with_most_stages(*tile, num_warps: int, kernel: str = "persistent", **optio
 
 @functools.cache
 def tuned_configs() -> tuple[GemmConfig, ...]:
-    """Return all configurations that the tuner knows, for any shape."""
+    """Return the configurations that the tuner tries beside the families of `choice`, for any shape."""
     found: list[GemmConfig | None] = list(configs("course").values())
     for block_m, block_n, block_k in itertools.product((16, 32), (32, 64, 128), (128, 256)):
         found.append(_with_most_stages(block_m, block_n, block_k, num_warps=4))
@@ -247,7 +248,8 @@ class GemmSpace(Space):
         )
 
     def candidates(self):
-        return [config for config in tuned_configs() if suits(config, *self.shape, self.sms)]
+        others = (config for config in tuned_configs() if suits(config, *self.shape, self.sms))
+        return list(dict.fromkeys([*choice.candidates(*self.shape, self.sms).values(), *others]))
 
     @classmethod
     def tuned_source(cls):

@@ -15,7 +15,7 @@ from ch14.fp8_gemm.lesson.command import COMMAND as fp8_main
 from ch14.fp8_gemm.lesson.sweep import Fp8Space
 from ch14.gemm.configs import GemmConfig, configs
 from ch14.gemm.lesson.command import COMMAND as gemm_main
-from ch14.gemm.lesson.sweep import GemmSpace, tuned_configs
+from ch14.gemm.lesson.sweep import GemmSpace
 from tilelab.runtime import device, plans, tuned
 from tilelab.sweeps import quick, sweep, tune
 
@@ -181,17 +181,13 @@ def test_two_processes_keep_all_rows():
     assert len(tuned.load("gemm", GPU)) == 40
 
 
-def test_the_tables_of_the_repository_hold_configurations_that_run(monkeypatch):
+def test_shapes_of_the_repository_are_chosen_by_measured_errors(monkeypatch):
     monkeypatch.delenv("TILES_TUNED")
-    for name, known, space in (("gemm", tuned_configs(), GemmSpace),):
-        rows = tuned.load(name, GPU)
-        assert len(rows) > 100 and all(type(known[0])(**row["config"]) in known for row in rows)
-        assert {row["source"] for row in rows} == {space.tuned_source()}, (
-            "the kernel has changed: tune it again"
-        )
-    assert gemm.find_best(256, 5120, 25600, "bf16", True, "sm_90a", 132)[1] == "tuned"
+    near = "by the model and its errors near "
+    monkeypatch.setattr(device, "current", lambda: device.Device(GPU, (9, 0), "sm_90a", 132))
+    assert gemm.find_best(256, 5120, 25600, "bf16", True, "sm_90a", 132)[1].startswith(near)
     assert gemm.find_best(256, 5120, 25600, "bf16", False, "sm_90a", 132)[1] == "by the model"
-    assert wgmma_gemm.find_best(8, 8, 8)[1].startswith("by the model")
+    assert wgmma_gemm.find_best(8, 8, 8)[1].startswith(near)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,233 @@
+"""How the Triton GEMM gets a configuration for a shape: families of tiles, one of which suits each shape.
+
+A model predicts the time of each family's configuration. tilelab.runtime.choice corrects it by the times that were
+measured at other shapes. `configs.predict_us`, which is simpler, ranks the sets of the course on any GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ch14.gemm.configs import GemmConfig, count_programs_per_sm, rejection
+from tilelab.runtime import choice, device
+
+MOST_STAGES = {64: 16, 128: 10, 256: 6}  # by the steps along K: more are in flight than the latency needs
+USUAL_STAGES = {64: 5, 128: 4, 256: 3}  # more stages are not worth a C that is stored in more parts
+ROUND_WIDTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320)
+
+
+class Family(NamedTuple):
+    """A configuration but for what follows from the shape.
+
+    Without `block_n`, operands are swapped, and the rows of C, which are tokens in a language model, are cut into as
+    few equal tiles as possible, or `more` tiles than that. A tile is as wide as its tokens, rounded up to 16, or with
+    `is_round` to one of ROUND_WIDTHS, which need no product of 16 columns beside a wide one. With `is_split`, as many
+    programs share a tile as one wave has room for. `early` is pdl.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    programs_per_sm: int = 1
+    swap: bool = False
+    more: int = 0
+    is_round: bool = False
+    is_split: bool = False
+    group_m: int = 8
+    early: bool = True
+
+    @property
+    def name(self) -> str:
+        """The family in a table: "64×tokens/+1×64, 4 warps, swapped, split"."""
+        width = self.block_n or "tokens" + f"/+{self.more}" * (self.more > 0) + " rounded" * self.is_round
+        parts = {
+            f"{self.block_m}×{width}×{self.block_k}": True,
+            f"{self.num_warps} warps": True,
+            f"{self.programs_per_sm} per SM": self.programs_per_sm > 1,
+            "swapped": self.swap,
+            "split": self.is_split,
+            "late": not self.early,
+            f"groups of {self.group_m}": self.group_m != 8,
+        }
+        return ", ".join(part for part, is_said in parts.items() if is_said)
+
+    def config(self, m: int, n: int, k: int, sms: int) -> GemmConfig | None:
+        """Return the family's configuration for C (m, n) with inner extent k, or None if it has none there."""
+        rows, columns = (n, m) if self.swap else (m, n)  # of the product that the kernel computes
+        width = self.block_n
+        if not width:
+            tiles = self.more + (math.ceil(columns / 256) if columns > 320 else 1)
+            width = _widen(math.ceil(columns / tiles), self.is_round)
+            if width > 320 or self.more and width < 48:
+                return None
+        elif self.swap and width >= 2 * max(columns, 16):
+            return None
+        elif self.block_m >= 2 * max(rows, 32 if self.swap else 16):
+            return None
+        splits = 1
+        if self.is_split:
+            tiles = math.ceil(rows / self.block_m) * math.ceil(columns / width)
+            splits = min(sms // tiles, k // (3 * self.block_k), 16)
+            if splits < 2:
+                return None
+        return _fill(self._replace(block_n=width, more=0, is_round=False, is_split=False), splits)
+
+
+def _widen(width: int, is_round: bool) -> int:
+    """Return the least width of a tile for so many columns."""
+    if is_round:
+        return next((each for each in ROUND_WIDTHS if each >= width), 512)
+    width = max(math.ceil(width / 16), 1) * 16
+    while width.bit_count() > 3:
+        width += 16
+    return width
+
+
+@functools.lru_cache(maxsize=4096)
+def _fill(family: Family, splits: int) -> GemmConfig | None:
+    """Return the configuration of a family with a width: with the usual stages, or else with the most that fit."""
+    best = None
+    for parts in (1, 2, 4):
+        for stages in range(MOST_STAGES[family.block_k], 1, -1):
+            try:
+                config = GemmConfig(
+                    *(family.block_m, family.block_n, family.block_k, family.num_warps, stages),
+                    kernel="split" if splits > 1 else "persistent",
+                    epilogue_subtile=parts,
+                    group_m=family.group_m,
+                    programs_per_sm=family.programs_per_sm,
+                    pdl=family.early,
+                    splits=splits,
+                    swap=family.swap,
+                )
+            except ValueError:
+                break
+            if parts > 1 and config.columns[0] < 32 * parts:
+                break
+            if not rejection(config, "sm_90a", "bf16"):
+                key = min(stages, USUAL_STAGES[family.block_k]), -parts
+                if best is None or key > best[0]:
+                    best = key, config
+                break
+    return best[1] if best else None
+
+
+def _families() -> tuple[Family, ...]:
+    """Return the families that were best or nearly so at one of 500 measured shapes."""
+    # Few tokens: (rows of the tile, step of K, programs per SM), and (more, is_split) of each.
+    thin = {
+        (64, 64, 1): ((0, False), (0, True), (1, False)),
+        (64, 64, 2): ((0, True), (1, True)),
+        (64, 128, 1): ((0, False), (0, True), (1, False), (1, True)),
+        (64, 128, 2): ((0, False), (0, True)),
+        (128, 64, 1): ((0, False), (0, True), (1, False)),
+        (128, 64, 2): ((0, False), (0, True)),
+    }
+    found = [
+        Family(rows, 0, k, 4, programs, True, more, is_split=is_split)
+        for (rows, k, programs), ways in thin.items()
+        for more, is_split in ways
+    ]
+    rounded = functools.partial(Family, block_n=0, block_k=64, num_warps=8, swap=True, is_round=True)
+    found += [Family(128, 0, 64, 8, swap=True), rounded(128), rounded(128, is_split=True), rounded(256)]
+    found += [Family(64, columns, 128, 4) for columns in (64, 80, 96, 128)]
+    found += [Family(64, 64, 128, 4, is_split=True), Family(128, 256, 64, 8, is_split=True)]
+    # Many tokens: tiles of a fixed width.
+    found += [Family(64, columns, 64, 4) for columns in (160, 256, 320)] + [Family(64, 128, 64, 4, 2)]
+    found += [Family(128, 128, 64, 4, swap=True, group_m=group_m) for group_m in (4, 16)]
+    found += [Family(128, columns, 64, 4) for columns in (160, 192)] + [Family(128, 256, 64, 8)]
+    found += [Family(128, columns, 64, 4, group_m=16) for columns in (128, 192)]
+    found += [Family(128, 256, 64, 8, group_m=group_m, early=False) for group_m in (8, 16)]
+    found.append(Family(128, 256, 64, 8, swap=True, group_m=16))
+    return tuple(found)
+
+
+FAMILIES = {family.name: family for family in _families()}
+
+
+def candidates(m: int, n: int, k: int, sms: int) -> dict[str, GemmConfig]:
+    """Return the configuration of each family that has one for C (m, n) with inner extent k."""
+    found = {name: family.config(m, n, k, sms) for name, family in FAMILIES.items()}
+    return {name: config for name, config in found.items() if config}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates per microsecond and fixed costs in microseconds, fitted to 48,000 times of 1,600 shapes on an H200."""
+
+    flops: float = 7.3e6  # of an SM with wgmma
+    mma_flops: float = 5.4e6  # and with mma.sync, whose tiles have 16 rows
+    smem_bytes: float = 286e3  # that wgmma and TMA move in an SM's shared memory
+    bytes_in: float = 133e3  # from L2 into an SM
+    latency_us: float = 0.8  # from the issue of a load to its data
+    contention: float = 0.12  # of the loads' time is added to the products beside them
+    pair: float = 0.61  # how much of a tile's products two programs on an SM lose to each other
+    load_us: float = 0.0115  # to issue a load and to wait for it, per step
+    dram_bytes: float = 4.49e6  # of all SMs together
+    launch_us: float = 1.5
+    tile_us: float = 0.88  # end of a tile whose loop is fused with the next one's
+    end_us: float = 2.4  # end of another tile, with the first loads of the next
+    split_us: float = 0.125
+    split_bytes: float = 32e3  # of the parts of a tile that its programs exchange
+    blend: float = (
+        2.49  # how sharply the longer of two overlapping activities decides: the exponent of a norm
+    )
+
+
+def rates_of(gpu: str) -> Rates:
+    """Return the rates of a GPU by its name: those of the H200, with the memory of the GPU."""
+    known, h200 = device.known_gpu(gpu), device.known_gpu("NVIDIA H200")
+    share = known.peak_gbps / h200.peak_gbps if known and known.peak_gbps and h200 and h200.peak_gbps else 1.0
+    return Rates(dram_bytes=Rates.dram_bytes * share)
+
+
+def predict_us(config: GemmConfig, m: int, n: int, k: int, sms: int, rates: Rates = Rates()) -> float:
+    """Return the predicted time in microseconds on Hopper: of waves of programs, each with its steps or part of DRAM.
+
+    A step takes as long as the slowest of four things: its products, what wgmma and TMA move in shared memory, the
+    loads from L2, and the latency of a load divided by the loads in flight.
+    """
+    rows, columns, depth = config.block_m, config.block_n, config.block_k
+    parts, loads = columns.bit_count(), (rows + columns) * depth * 2
+    products = 2 * rows * columns * depth / rates.mma_flops
+    if rows >= 64:  # wgmma reads 64 rows of A again for each part, and all of B again for each 64 rows
+        reads = depth / 16 * rows / 64 * (2048 * parts + 32 * columns) + loads
+        products = max(2 * rows * columns * depth / rates.flops, reads / rates.smem_bytes)
+    steps = math.ceil(math.ceil(k / depth) / config.splits)
+    programs = config.tiles(m, n) * config.splits
+    resident = (
+        config.programs_per_sm if config.kernel == "persistent" else count_programs_per_sm(config, "bf16")
+    )
+    traffic = 2 * (m * k + n * k + m * n) / rates.dram_bytes
+    issue, latency = rates.load_us * (parts + 1), rates.latency_us / max(config.num_stages - 1, 1)
+    end = rates.end_us if parts > 1 or config.splits > 1 else rates.tile_us
+
+    def wave(together: int) -> float:
+        beside = min(resident, math.ceil(together / sms))  # programs on one SM
+        busy = products + issue if beside == 1 else (beside + rates.pair) * products
+        fetch = beside * loads / rates.bytes_in
+        step = max(busy, fetch, latency + issue) + rates.contention * fetch
+        dram = traffic * together / programs
+        if beside > 1:  # the other programs multiply meanwhile
+            ends = 0.3 * rates.end_us if end == rates.end_us else 0.0
+        else:
+            ends = end + rows * columns * 2 / rates.bytes_in
+        return ((steps * step) ** rates.blend + dram**rates.blend) ** (1 / rates.blend) + ends
+
+    waves, rest = divmod(programs, sms * resident)
+    us = rates.launch_us + waves * wave(sms * resident) + (wave(rest) if rest else 0)
+    if config.splits > 1:
+        us += rates.split_us + config.splits * rows * columns * 4 / rates.split_bytes
+    return us
+
+
+def rank(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[list[GemmConfig], str]:
+    """Return the candidates for C (m, n) with inner extent k, the fastest first, and what the order rests on."""
+    configs, rates = candidates(m, n, k, sms), rates_of(gpu)
+    predicted = {name: predict_us(config, m, n, k, sms, rates) for name, config in configs.items()}
+    names, why = choice.rank("gemm", gpu, predicted, m, n, k)
+    return [configs[name] for name in names], why
