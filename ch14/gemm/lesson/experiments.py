@@ -26,7 +26,7 @@ from ch14.gemm.configs import (
 )
 from tilelab.measure import bench, check, layer_shapes
 from tilelab.records import results
-from tilelab.runtime import build, device, provenance, tuned
+from tilelab.runtime import build, device, provenance
 
 SQUARES = (2048, 4096, 8192)
 SMALL_SQUARES = (256, 512, 1024)
@@ -217,36 +217,44 @@ def measure_llm():
     return measure_best((m, n, k, "bf16", "k") for m in LLM_M for n, k in LLM_NK)
 
 
-@results.experiment(
-    "ch14_gemm_layers", lambda: provenance.source_hash(*MEASURED, layer_shapes.list_products, tuned.find)
-)
-def measure_layers():
-    """Time the tuned configuration and the model's beside cuBLAS, interleaved, for the layers of six models.
-
-    `ratio` and `spread` are of "best", `model_ratio` of the configuration that the model picks from the course's set.
-    """
+def _measure_products(products, **timing) -> list[dict]:
+    """Time "best" beside cuBLAS, interleaved, for (name, shape) of matrix products; `model_ratio` is of the first
+    configuration of the course's set, as the model without measurements ranks it."""
 
     def prepare(config):
         return lambda a, b, out, *_: gemm.prepare(a, b, out=out, config=config)
 
-    here, rows, products = device.current(), [], []
-    for layer, shape in layer_shapes.list_products():
+    here, rows, found = device.current(), [], []
+    for name, shape in products:
         best, chosen = gemm.find_best(*shape, "bf16", True, here.target, here.sms)
         by_model = rank_configs("course", *shape, "bf16", here.target, here.sms)[0]
-        products.append((layer, shape, best, chosen, by_model))
-    compile_ahead((best, *shape, "bf16", "k") for _, shape, best, _, _ in products)
-    compile_ahead((by_model, *shape, "bf16", "k") for _, shape, _, _, by_model in products)
-    for layer, (m, n, k), best, chosen, by_model in products:
-        found = bench.compare(
+        found.append((name, shape, best, chosen, by_model))
+    compile_ahead(
+        (config, *shape, "bf16", "k") for _, shape, best, _, other in found for config in (best, other)
+    )
+    for name, (m, n, k), best, chosen, by_model in found:
+        timed = bench.compare(
             {"cuBLAS": prepare_cublas, "best": prepare(best), "model": prepare(by_model)},
             lambda: make_inputs(m, n, k),  # noqa: B023, it is called before the next shape
             "cuBLAS",
             flops=2 * m * n * k,
-            **LAYER_TIMING,
+            **timing,
         )
-        more = {"name": layer, "chosen": chosen, "model_ratio": found["model"].ratio}
-        rows.append(label(best, m, n, k) | found["best"].row() | more)
+        more = {"name": name, "chosen": chosen, "model_ratio": timed["model"].ratio}
+        rows.append(label(best, m, n, k) | timed["best"].row() | more)
     return rows
+
+
+@results.experiment("ch14_gemm_layers", lambda: provenance.source_hash(*MEASURED, layer_shapes))
+def measure_layers():
+    """Time the layers of six models, whose times the choice knows."""
+    return _measure_products(layer_shapes.list_products(), **LAYER_TIMING)
+
+
+@results.experiment("ch14_gemm_held_out", lambda: provenance.source_hash(*MEASURED, layer_shapes))
+def measure_held_out():
+    """Time layers of models that no table holds, at numbers of tokens that no table holds."""
+    return _measure_products(layer_shapes.list_held_out(), warm_s=0.05, burst_ms=2)
 
 
 @experiment("ch14_gemm_ragged")
