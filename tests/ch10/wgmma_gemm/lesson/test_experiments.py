@@ -125,7 +125,10 @@ def test_rows_are_those_of_the_record(monkeypatch):
         (experiments.measure_ragged, "ragged"),
         (experiments.measure_width, "width"),
     ):
-        rows, recorded = measure.__wrapped__(), results.load(f"ch10_gemm_{record}", results.PREFERRED)["rows"]
+        rows, recorded = measure.__wrapped__(), results.load(f"ch10_gemm_{record}", results.PREFERRED)
+        if results.stale_reason(recorded, experiments.source()):
+            continue  # of another version of the kernel
+        recorded = recorded["rows"]
         for row, kept in zip(rows, recorded, strict=True):
             for key in (
                 "name",
