@@ -2,8 +2,8 @@
 // compares and divides, shuffles hand its answers to the warp, and the grid is persistent.
 #include "ptx.cuh"
 
-extern "C" __global__ void note_v2(const float* features, const float* source_times,
-        const float* target_times, float* out, int sources, int targets, int chunks, int items) {
+extern "C" __global__ void note_v2(const float* features, const float* source_times, const float* target_times,
+                                   float* out, int sources, int targets, int chunks, int items) {
     __shared__ float times[TIMES];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int item = blockIdx.x; item < items; item += gridDim.x) {  // a persistent grid
