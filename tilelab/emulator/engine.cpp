@@ -453,7 +453,11 @@ class CatchSignals {
     }
     ~CatchSignals() {
         set_timer(0);
-        for (int i = 0; i < COUNT; ++i) sigaction(SIGNALS[i], &before[i], nullptr);
+        for (int i = 0; i < COUNT; ++i) {
+            // A tick that another thread passes on may still be under way. By default it would end the process.
+            if (SIGNALS[i] == SIGVTALRM && before[i].sa_handler == SIG_DFL) before[i].sa_handler = SIG_IGN;
+            sigaction(SIGNALS[i], &before[i], nullptr);
+        }
         sigaltstack(&stack_before, nullptr);
     }
 };

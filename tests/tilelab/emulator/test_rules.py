@@ -4,6 +4,7 @@ All share one library: `case` chooses what the kernel does.
 """
 
 import functools
+import signal
 import subprocess
 import sys
 import threading
@@ -275,6 +276,16 @@ def test_a_wrong_kernel_is_named(name):
     for seed in (0, 3):
         with pytest.raises(emulator.EmulationError, match=said):
             launch(name, seed, **dict(*given))
+
+
+def test_a_tick_after_a_run_does_not_end_the_process():
+    """The timer of the engine counts all threads, and another thread may pass its signal on when the run has ended."""
+    before = signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+    try:
+        launch(next(iter(RIGHT)))
+        signal.raise_signal(signal.SIGVTALRM)
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @pytest.mark.parametrize("name", RIGHT)
