@@ -46,7 +46,7 @@ multicast of A, tiles in steps of eight and the choice by families (the code of 
 ch10_gemm_bands ch10_gemm_broken ch10_gemm_check ch10_gemm_depth ch10_gemm_lines ch10_gemm_llm ch10_gemm_ragged \
 ch10_gemm_sanitizer ch10_gemm_squares ch10_gemm_steps ch10_gemm_sweep ch10_gemm_timeline ch10_gemm_width \
 ch10_timeline ch10_timeline_idle ch10_timeline_overhead
-split keys and new tiles: ch14_attention_sanitizer
+split keys and new tiles: ch14_attention_sanitizer ch14_attention_timeline
 wider tiles, clusters, and decoding by wgmma: ch14_blockscaled_sanitizer
 swapped operands and the choice by families: ch14_gemm_claim ch14_gemm_dram ch14_gemm_sweep sweep_gpus sweep_race
 the order of NVFP4's second pass; no H100 was at hand: H100/ch14_mx_formats_speed H100/ch14_mx_formats_sweep

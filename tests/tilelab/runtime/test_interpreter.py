@@ -325,7 +325,8 @@ def test_dot_scaled(left, right, group, with_scale):
     wanted = (
         1 + (values[0] * factors[0]).double() @ (values[1] * (factors[1] if with_scale else 1)).double().T
     )
-    assert torch.allclose(out.double(), wanted, rtol=1e-5, atol=1e-4)
+    # float32 sums of products of both signs
+    assert torch.allclose(out.double(), wanted, rtol=1e-5, atol=1e-6 * wanted.abs().max().item())
 
 
 @triton.jit
