@@ -43,8 +43,8 @@ REFUSALS = {
 # Records that are older than their code, each with what changed since. Recording one anew means deleting its line here.
 _OLDER = """
 multicast of A, tiles in steps of eight and the choice by families (the code of single CTAs is unchanged): \
-ch10_gemm_bands ch10_gemm_broken ch10_gemm_check ch10_gemm_depth ch10_gemm_lines ch10_gemm_llm ch10_gemm_ragged \
-ch10_gemm_sanitizer ch10_gemm_squares ch10_gemm_steps ch10_gemm_sweep ch10_gemm_timeline ch10_gemm_width \
+ch10_gemm_broken ch10_gemm_check ch10_gemm_lines ch10_gemm_llm ch10_gemm_ragged \
+ch10_gemm_sanitizer ch10_gemm_squares ch10_gemm_sweep ch10_gemm_timeline ch10_gemm_width \
 ch10_timeline ch10_timeline_idle ch10_timeline_overhead
 split keys and new tiles: ch14_attention_sanitizer ch14_attention_timeline
 wider tiles, clusters, and decoding by wgmma: ch14_blockscaled_sanitizer
