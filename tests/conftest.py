@@ -24,7 +24,7 @@ device.interpret_without_gpu()  # with a GPU this imports torch
 
 import pytest  # noqa: E402
 
-from tilelab.runtime import plans  # noqa: E402
+from tilelab.runtime import plans, tuned  # noqa: E402
 
 NO_GPU = "needs a GPU"
 BROWSER_LIMIT_S = 900
@@ -35,6 +35,15 @@ def full_length_timing(request, monkeypatch):
     """Let a test that is marked `timing` measure at full length: nothing else runs beside it."""
     if request.node.get_closest_marker("timing"):
         monkeypatch.delenv("TILES_QUICK", raising=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_tables_of_the_user(tmp_path_factory):
+    """Hide what config="tune" has kept for the user of this machine."""
+    folder = tmp_path_factory.mktemp("tuned")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuned, "user_folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(autouse=True)

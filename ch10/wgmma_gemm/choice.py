@@ -38,7 +38,7 @@ class Family(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The family in a table: "split 64×tokens/1, cluster 4×1, 2 boxes"."""
+        """The family in a table: "split 64×tokens+0, cluster 4×1, 2 boxes"."""
         width = self.block_n or f"tokens+{self.more}"
         text = f"{self.kernel} {self.block_m}×{width}, cluster {self.cluster}×{self.cluster_n}"
         text += f", {self.boxes} boxes" * (self.boxes > 1) + f", groups of {self.group_m}" * (
@@ -92,7 +92,7 @@ def _fill(family: Family) -> WgmmaConfig | None:
 
 
 def _families() -> tuple[Family, ...]:
-    """Return the families that were best or nearly so at one of 305 measured shapes."""
+    """Return the families: those that were best or nearly so at one of 305 measured shapes, and their neighbours."""
     either = (1, 1), (2, 1), (1, 2)
     found = []
     for rows, more, (cluster, cluster_n) in itertools.product((64, 128, 192), (0, 1, 2), either):
@@ -149,7 +149,7 @@ class Rates:
     blend: float = 3.2  # how sharply the longer of two overlapping activities decides: the exponent of a norm
 
 
-DRAM_BYTES = {"NVIDIA H100": 2.9e6, "NVIDIA H20": 3.5e6}  # of GPUs with another memory, per microsecond
+DRAM_BYTES = {"NVIDIA H100": 2.9e6, "NVIDIA H20": 3.5e6}  # per microsecond, 0.87 of the data sheet; not measured
 
 
 def rates_of(gpu: str) -> Rates:

@@ -12,16 +12,11 @@ from typing import Any
 
 import torch
 
-from tilelab.runtime import device, tuned
+from tilelab.runtime import device, plans, tuned
 
 CANDIDATES = 12
 ROUNDS = 5
 BURST_US = 400  # of one candidate in one round
-
-
-def is_capturing() -> bool:
-    """Return whether a CUDA graph is being captured, where nothing can be measured."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def choose(
@@ -37,16 +32,20 @@ def choose(
     """Return the fastest of the first dozen of `ranked` configurations, and in words how it was found.
 
     `compile_one(config)` compiles, in threads; `prepare(config, *tensors)` returns a launch. The last of `tensors` is
-    the output; measurements write copies. During the capture of a graph the first of `ranked` is returned.
+    the output; measurements write copies. During the capture of a graph, and without memory for the copies, the first
+    of `ranked` is returned and nothing is kept.
     """
-    if is_capturing():
+    if plans.is_capturing():
         return ranked[0], "not tuned, because a CUDA graph is being captured"
     tried = list(ranked[:CANDIDATES])
     with ThreadPoolExecutor(len(tried)) as pool:  # NVRTC works without Python's lock
         found = list(pool.map(lambda config: _attempt(compile_one, config), tried))
     tried = [config for config, reason in zip(tried, found) if not reason] or tried[:1]
-    copies = _copies(tensors)
-    us = _measure([[prepare(config, *each) for each in copies] for config in tried])
+    try:
+        copies = _copies(tensors)
+        us = _measure([[prepare(config, *each) for each in copies] for config in tried])
+    except torch.OutOfMemoryError:
+        return ranked[0], "not tuned, because there is no memory for copies of the operands"
     best = min(range(len(tried)), key=us.__getitem__)
     row = dict(zip("mnk", shape)) | {
         "dtype": dtype,

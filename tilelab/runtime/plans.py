@@ -62,6 +62,11 @@ def describe(tensor: torch.Tensor | None) -> tuple | None:
     )
 
 
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured, where nothing can be measured."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 class Planner:
     """Run an operator by its plans. `names` are the names of its input tensors, for messages.
 
@@ -88,7 +93,7 @@ class Planner:
             key = plan = None
         if plan is None:
             plan = self._make(inputs, out, options)
-            if key is not None:
+            if key is not None and not ("tune" in options and is_capturing()):  # tuned at a later call
                 if len(self.plans) >= MOST_PLANS:
                     self.plans.clear()
                 self.plans[key] = plan
