@@ -49,6 +49,7 @@ ch10_timeline ch10_timeline_idle ch10_timeline_overhead
 split keys and new tiles: ch14_attention_sanitizer ch14_attention_timeline
 wider tiles, clusters, and decoding by wgmma: ch14_blockscaled_sanitizer
 swapped operands and the choice by families: ch14_gemm_claim ch14_gemm_dram ch14_gemm_sweep sweep_gpus sweep_race
+a condition when a plan is made; the calls that are timed repeat one: ch14_compiled_host_time
 the order of NVFP4's second pass; no H100 was at hand: H100/ch14_mx_formats_speed H100/ch14_mx_formats_sweep
 """
 OLDER = {
