@@ -284,7 +284,8 @@ def format_number(value: float) -> str:
 
 def run_softmax() -> list[dict]:
     """Return the states of one row of attention in pieces, with weights as powers of two."""
-    row_max, row_sum, out, weights = float("-inf"), 0.0, [0.0, 0.0], []
+    row_max, row_sum, out = float("-inf"), 0.0, [0.0, 0.0]
+    weights: list[float] = []
     steps: list[dict] = []
 
     def keep(say: str, blocks: int, rescale: tuple = (), new: bool = False) -> None:

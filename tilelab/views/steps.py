@@ -115,19 +115,17 @@ def _draw_runs(tiles: list[tuple[int, int]], size: float, x: float, y: float) ->
     return {"tag": "path", "fill": "wait", "d": "".join(boxes)}
 
 
-def _draw_strips(held: dict, size: float, x: float, y: float) -> Shape:
+def _draw_strips(held: dict[tuple[str, int], float], size: float, x: float, y: float) -> Shape:
     """Draw the strips of A on the left and those of B above, as deep as the share that L2 holds."""
     d = ""
-    for (matrix, share), group in itertools.groupby(held.items(), lambda one: (one[0][0], one[1])):
-        places = [place for (_, place), _ in group]
-        for _, run in itertools.groupby(enumerate(places), lambda one: one[1] - one[0]):
-            run = [place for _, place in run]
-            begin, end, deep = run[0] * size, (run[-1] + 1) * size, 24 * share
-            left, above = (
-                f"M{x - 4} {y + begin:g}h{-deep:g}V{y + end:g}h{deep:g}z",
-                f"M{x + begin:g} {y - 4}v{-deep:g}H{x + end:g}v{deep:g}z",
-            )
-            d += left if matrix == "A" else above
+    strips = ((matrix, share, place, at) for at, ((matrix, place), share) in enumerate(held.items()))
+    for (matrix, share, _), run in itertools.groupby(strips, lambda one: (*one[:2], one[2] - one[3])):
+        places = [place for _, _, place, _ in run]
+        begin, end, deep = places[0] * size, (places[-1] + 1) * size, 24 * share
+        if matrix == "A":
+            d += f"M{x - 4} {y + begin:g}h{-deep:g}V{y + end:g}h{deep:g}z"
+        else:
+            d += f"M{x + begin:g} {y - 4}v{-deep:g}H{x + end:g}v{deep:g}z"
     return {"tag": "path", "fill": "store", "d": d}
 
 
