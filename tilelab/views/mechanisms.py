@@ -1,7 +1,7 @@
 """Compute four mechanisms of the course step by step: the ring, the warp roles, the raster and softmax in pieces.
 
 Each is a small simulation of its rules. It returns a list of states, one per step, with a sentence `say` in each.
-tilelab/views/steps.py draws them.
+tilelab/views/stepper.py draws them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Show a mechanism (`tilelab.views.mechanisms`) step by step in the view `steps`, which needs no kernel.
+"""Show a mechanism (`tilelab.views.mechanisms`) step by step in the view `stepper`, which needs no kernel.
 
-    steps.show("ring")  # at the end of a notebook cell; a saved notebook keeps a picture of some of the steps
+    stepper.show("ring")  # at the end of a notebook cell; a saved notebook keeps a picture of some of the steps
 
 A drawing is a list of panels. A panel has the same shapes in every step; only their attributes change.
 """
@@ -258,7 +258,7 @@ class Still:
         states = mechanism.run()
         drawn = {step: mechanism.draw(states[step]) for step in mechanism.still}
         wide = sum(panel["width"] + 20 for panel in drawn[mechanism.still[0]])
-        found = re.findall(r"--(\w+): (#\w+)", views.read_style("steps"))
+        found = re.findall(r"--(\w+): (#\w+)", views.read_style("stepper"))
         self._colours = {"none": "none", **dict(reversed(found))}  # of the light theme, which stands first
         self._parts = [f'<rect width="{wide}" height="100%" fill="{self._colours["paper"]}"/>']
         for step, panels in drawn.items():
@@ -296,4 +296,4 @@ class Still:
 
 def show(name: str) -> views.View:
     """Return the view of a mechanism: "ring", "roles", "raster" or "softmax". ValueError for any other name."""
-    return views.View("steps", make_data(name), picture=Still(name))
+    return views.View("stepper", make_data(name), picture=Still(name))
