@@ -1,15 +1,19 @@
 """The exercise that writes a check: the solution passes, and each check that lacks one precaution fails."""
 
+import functools
 import json
+import math
 import re
+import statistics
 
 import pytest
 import torch
 
-from ch14.sweep.lesson import exercises
+from ch10.wgmma_gemm.choice import predict_us
+from ch14.sweep.lesson import exercises, held_out
 from tilelab import ROOT
 from tilelab.cells import lesson
-from tilelab.runtime import device
+from tilelab.runtime import choice, device
 from tilelab.sweeps import faults
 
 SOLUTIONS = ROOT / "notebooks" / "solutions" / "ch14_sweep.ipynb"
@@ -96,3 +100,89 @@ def test_the_solution_passes():
 def test_a_check_without_one_precaution_fails(change, says):
     with pytest.raises(AssertionError, match=says):
         exercises.check_judge(define_judge(*change))
+
+
+# ---- the choice that is judged on held-out shapes
+
+
+@functools.cache
+def define_choice(*changes):
+    """Return the solution's `choose`, in which pieces of text are changed."""
+    cell = next(text for text in lesson.notebook_texts(SOLUTIONS) if "def choose" in text)
+    text = cell.partition("check.check_exercise")[0]
+    names = {"math": math, "statistics": statistics, "held_out": held_out}
+    for change in changes:
+        assert change[0] in text
+        text = text.replace(*change)
+    exec(text, names)
+    return names["choose"]
+
+
+def look_up(shape, candidates, rows):
+    near = min(rows, key=lambda known: held_out.measure_distance(known, shape))
+    return min(candidates, key=lambda name: rows[near].get(name, math.inf))
+
+
+def rank_by_rows(shape, candidates, rows):
+    """Return the family that is best by the mean of its ratios at the nearest rows, without a model."""
+    near = sorted(rows, key=lambda known: held_out.measure_distance(known, shape))[:8]
+
+    def lose(name):
+        return statistics.mean(rows[known].get(name, 1e9) / min(rows[known].values()) for known in near)
+
+    return min(candidates, key=lose)
+
+
+def read_the_answers(shape, candidates, rows):
+    times = held_out.read_times()[1][shape]
+    return min(times, key=times.get)
+
+
+def ask_the_product(shape, candidates, rows):
+    """Return what chapter 10's GEMM chooses: its table holds the held-out rows."""
+    predicted = {name: predict_us(config, *shape, 132) for name, config in candidates.items()}
+    return choice.rank("wgmma_gemm", held_out.GPU, predicted, *shape)[0][0]
+
+
+def learn_from_more_rows(shape, candidates, rows):
+    """Return the solution's choice by the held-out rows of other shapes too."""
+    more = {other: times for other, times in held_out.read_times()[1].items() if other != shape}
+    return define_choice()(shape, candidates, held_out.read_times()[0] | more)
+
+
+def model_alone(shape, candidates, rows):
+    return min(candidates, key=lambda name: predict_us(candidates[name], *shape, 132))
+
+
+# The solution with chapter 10's model in place of its own.
+WITH_THEIR_MODEL = (
+    ("expect_us(held", "predict_us(held"),
+    ("expect_us(candidates[name], *shape)", "predict_us(candidates[name], *shape, 132)"),
+    ("[name], *known)", "[name], *known, 132)"),
+    ("def choose", "from ch10.wgmma_gemm.choice import predict_us\n\n\ndef choose"),
+)
+
+
+@pytest.mark.parametrize("choose", [define_choice(), define_choice(*WITH_THEIR_MODEL)])
+def test_a_choice_that_learns_passes(choose):
+    exercises.check_choice(choose)
+
+
+@pytest.mark.parametrize(
+    "choose, where",
+    [
+        (lambda shape, candidates, rows: next(iter(candidates)), "here"),
+        (lambda shape, candidates, rows: "128×128", "none of the candidates"),
+        (look_up, "here"),
+        (rank_by_rows, "here"),
+        (define_choice(("+ statistics.mean(errors) ", "")), "here"),
+        (define_choice(("waves * ", "")), "here"),
+        (model_alone, "where clusters take"),
+        (read_the_answers, "where clusters take"),
+        (ask_the_product, "where clusters take"),
+        (learn_from_more_rows, "where clusters take"),
+    ],
+)
+def test_a_choice_that_does_not_learn_fails(choose, where):
+    with pytest.raises(AssertionError, match=where):
+        exercises.check_choice(choose)
