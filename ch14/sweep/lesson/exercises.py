@@ -81,16 +81,6 @@ def check_contenders(contenders: Callable[..., list[str]]) -> None:
     assert contenders(rows, margin=0) == ["a"], "without a margin there is one"
 
 
-def check_journal(rows_of: Callable[[str], dict]) -> None:
-    """Raise AssertionError unless `rows_of(text)` returns the last whole row of each key."""
-    a, b, last = '{"key": "a", "ms": 2.0}\n', '{"key": "b", "ms": 3.0}\n', '{"key": "a", "ms": 1.0}'
-    both = {"a": {"key": "a", "ms": 1.0}, "b": {"key": "b", "ms": 3.0}}
-    assert rows_of(a + b + last + '\n{"key": "c", "m') == both, "half a row at the end does not count"
-    assert rows_of(a + b + last + "\n") == both, "the last row is whole here, and counts"
-    assert rows_of(a + b + last) == both, "the last row is whole here, without the end of its line"
-    assert rows_of("") == {}, "a journal may be empty"
-
-
 def check_reject(space: Any) -> None:
     """Raise AssertionError unless `space.reject(config)` refuses what has more than 1,024 elements, with a reason."""
     for block in (256, 1024):

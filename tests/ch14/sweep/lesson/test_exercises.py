@@ -1,7 +1,6 @@
 """The exercise that writes a check: the solution passes, and each check that lacks one precaution fails."""
 
 import functools
-import json
 import math
 import re
 import statistics
@@ -36,12 +35,9 @@ def define(name, *change):
     )
     text = cell.partition("check.check_exercise")[0]
     assert not change or change[0] in text
-    names = {"json": json, "faults": faults}
+    names = {"faults": faults}
     exec(text.replace(*change) if change else text, names)
     return names[name]
-
-
-FOR = "for line in text.splitlines():"
 
 
 @pytest.mark.parametrize(
@@ -53,15 +49,6 @@ FOR = "for line in text.splitlines():"
         ("contenders", "contenders", ("<= fastest", "< fastest"), "without a margin"),
         ("contenders", "contenders", ('row["status"] == "ok"', '"ms" in row'), "one per cent"),
         ("contenders", "contenders", ("min(", "max("), "one per cent"),
-        # the last line always dropped, the first row kept, keys without rows
-        ("journal", "rows_of", (FOR, "for line in text.splitlines()[:-1]:"), "the last row is whole"),
-        ("journal", "rows_of", (FOR, 'for line in text.split("\\n")[:-1]:'), "without the end of its line"),
-        (
-            "journal",
-            "rows_of",
-            ('found[row["key"]] = row', 'found.setdefault(row["key"], row)'),
-            "half a row",
-        ),
         # a constant text, another limit, no full stop, every configuration
         ("reject", "Careful", ("{config.block:,} elements", "2,048 elements"), "for 4,096 elements"),
         ("reject", "Careful", ("> 1024", ">= 1024"), "1,024 elements are fine"),
@@ -79,7 +66,6 @@ def test_a_wrong_answer_fails(check, name, change, says):
 @pytest.mark.compile
 def test_the_other_solutions_pass():
     exercises.check_contenders(define("contenders"))
-    exercises.check_journal(define("rows_of"))
     exercises.check_reject(define("Careful")(compile_for="sm_90a"))
 
 
