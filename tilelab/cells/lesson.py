@@ -151,20 +151,22 @@ def require_launch(
         raise AssertionError(fault)
 
 
-def check_interpreted(check: Callable, kernel: Any) -> None:
-    """Call `check(kernel)`, a function of a module, in Triton's interpreter, in a process of its own without a GPU.
+def check_interpreted(check: Callable, kernel: Any, *functions: Callable) -> None:
+    """Call `check(kernel, *functions)`, of a module, in Triton's interpreter, in a process of its own without a GPU.
 
-    Where Triton compiles for a GPU, it cannot interpret in the same process. AssertionError says what is wrong.
+    Where Triton compiles for a GPU, it cannot interpret in the same process. `functions` are of the kernel's cells.
+    AssertionError says what is wrong.
     """
-    name = kernel.fn.__name__
-    cell = "\n\n".join(triton_cell.collect(triton_cell.texts_of(kernel.fn), name))
+    names = [kernel.fn.__name__, *(function.__name__ for function in functions)]
+    cell = "\n\n".join(triton_cell.collect(triton_cell.texts_of(kernel.fn), *names))
     text = f"""
 from {check.__module__} import {check.__name__} as check  # before triton
 from tilelab.cells.triton_cell import define
 import sys
 
+found = define(sys.argv[1])
 try:
-    check(define(sys.argv[1])[{name!r}])
+    check(*(found[name] for name in {names!r}))
 except AssertionError as error:
     print(error)
 """
