@@ -9,7 +9,8 @@ pytestmark = pytest.mark.browser
 # What is wrong at any step: words that overlap, leave their panel or are small, and a view that changes its height.
 CROWDED = """() => {
     const view = document.querySelector(".tiles-stepper"), found = [];
-    const next = view.querySelector("[aria-label^='Next']"), height = view.offsetHeight, meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 0.5
+    const next = view.querySelector("[aria-label^='Next']"), height = view.offsetHeight;
+    const meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 0.5
         && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
     for (let step = -1; step !== view.dataset.step; next.click()) {
         step = view.dataset.step;
