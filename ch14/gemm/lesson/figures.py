@@ -84,3 +84,18 @@ def draw_ablation(records: dict[str, object]) -> plots.Picture:
         "For each ingredient and size, how much faster the plain kernel becomes with it, and how "
         "much slower the winner becomes without it, with the spread of the ratios."
     )
+
+
+def describe_losses(records: dict[int, object]) -> str:
+    """Return a line for each size: the speed of the winner, and what is left of it without each ingredient."""
+    lines = []
+    for size, record in records.items():
+        speed = {(row["kind"], row["ingredient"]): row.get("ratio") for row in record.rows}
+        if not (winner := speed["winner", ""]):
+            continue
+        parts = [
+            f"{ratio / winner:.2f} without {name}" for (kind, name), ratio in speed.items() if kind == "last"
+        ]
+        parts.append(f"{speed['winner, one per SM, 6 stages', ''] / winner:.2f} with one per SM and 6 stages")
+        lines.append(f"{size}³: the winner runs at {winner:.2f} × torch.mm; × the winner: {', '.join(parts)}")
+    return "\n".join(lines)
