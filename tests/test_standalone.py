@@ -1,15 +1,19 @@
 """The kernel of a chapter in one file: without the course's headers, right in the emulator, and built in one line."""
 
+import ast
+import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 from tilelab import ROOT, emulator
-from tilelab.cells import check_kernel, cuda_magic
+from tilelab.cells import check_kernel, cuda_magic, lesson
 
-pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
+pytestmark = pytest.mark.compile
+needs_emulator = pytest.mark.skipif(not emulator.is_available(), reason="needs g++")
 RING, TRANSPOSE = FILES = ("ring_copy", "transpose")
 FOLDER = ROOT / "notebooks" / "standalone"
 
@@ -26,12 +30,14 @@ def run(file, folder, *change):
     return check_kernel.main([str(folder / path.name), "--launch", str(launch), "--seeds", "2"])
 
 
+@needs_emulator
 @pytest.mark.parametrize("file", FILES)
 def test_it_is_right_and_compiles(file, tmp_path, capsys):
     assert run(file, tmp_path) == 0
     assert re.search(r"is right under 2 timings.*\n.* for sm_90a: .*SYNCS", capsys.readouterr().out)
 
 
+@needs_emulator
 @pytest.mark.parametrize(
     "file, change",
     [
@@ -46,6 +52,7 @@ def test_a_fault_is_found(file, change, tmp_path):
     assert run(file, tmp_path, *change) == 1
 
 
+@needs_emulator
 @pytest.mark.parametrize("file", FILES)
 def test_it_needs_nothing_of_the_course(file, tmp_path):
     text = (FOLDER / f"{file}.cu").read_text()
@@ -59,3 +66,55 @@ def test_it_needs_nothing_of_the_course(file, tmp_path):
         shutil.copy(FOLDER / f"{file}.cu", tmp_path)
         subprocess.run(build, shell=True, check=True, cwd=tmp_path, capture_output=True)
         assert (tmp_path / re.search(r"-o (\w+)", build)[1]).is_file()
+
+
+# ---- in Triton
+
+GEMM = FOLDER / "descriptor_gemm.py"
+
+
+def run_gemm(folder, *change):
+    """Return the exit status and the output of the Triton file, in which a text is replaced, without a GPU."""
+    text = GEMM.read_text()
+    if change:
+        assert change[0] in text
+        text = text.replace(*change)
+    (folder / GEMM.name).write_text(text)
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [sys.executable, GEMM.name], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout
+
+
+def test_the_gemm_is_right_without_the_course(tmp_path):
+    status, said = run_gemm(tmp_path)
+    assert status == 0 and said.count(": right, ") == 3
+    imported = {
+        (each.module if isinstance(each, ast.ImportFrom) else each.names[0].name).partition(".")[0]
+        for each in ast.walk(ast.parse(GEMM.read_text()))
+        if isinstance(each, (ast.Import, ast.ImportFrom))
+    }
+    assert imported == {"os", "sys", "torch", "triton"}
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("tile_id_c = tl.program_id(0) - PROGRAMS", "tile_id_c = tl.program_id(0)"),
+        ("n + 3 * part", "n + 2 * part"),
+    ],
+)
+def test_a_fault_of_the_gemm_is_found(change, tmp_path):
+    status, said = run_gemm(tmp_path, *change)
+    assert status == 1 and "WRONG" in said
+
+
+def test_the_gemm_loads_multiplies_and_stores_by_hoppers_instructions():
+    found = lesson.define(GEMM.read_text())
+    a, weight, out = found["make_case"](256, 256, 256, "cpu")
+    report = lesson.compile_launch(lambda *tensors: found["prepare"](*tensors, 2), (a, weight, out), "sm_90a")
+    assert report.launchable and report.programs_per_sm == 2
+    assert report.counts["tma_load"] and report.counts["tma_store"] and report.counts["wgmma"]

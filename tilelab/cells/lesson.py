@@ -151,20 +151,22 @@ def require_launch(
         raise AssertionError(fault)
 
 
-def check_interpreted(check: Callable, kernel: Any) -> None:
-    """Call `check(kernel)`, a function of a module, in Triton's interpreter, in a process of its own without a GPU.
+def check_interpreted(check: Callable, kernel: Any, *functions: Callable) -> None:
+    """Call `check(kernel, *functions)`, of a module, in Triton's interpreter, in a process of its own without a GPU.
 
-    Where Triton compiles for a GPU, it cannot interpret in the same process. AssertionError says what is wrong.
+    Where Triton compiles for a GPU, it cannot interpret in the same process. `functions` are of the kernel's cells.
+    AssertionError says what is wrong.
     """
-    name = kernel.fn.__name__
-    cell = "\n\n".join(triton_cell.collect(triton_cell.texts_of(kernel.fn), name))
+    names = [kernel.fn.__name__, *(function.__name__ for function in functions)]
+    cell = "\n\n".join(triton_cell.collect(triton_cell.texts_of(kernel.fn), *names))
     text = f"""
 from {check.__module__} import {check.__name__} as check  # before triton
 from tilelab.cells.triton_cell import define
 import sys
 
+found = define(sys.argv[1])
 try:
-    check(define(sys.argv[1])[{name!r}])
+    check(*(found[name] for name in {names!r}))
 except AssertionError as error:
     print(error)
 """
@@ -485,21 +487,24 @@ def _hash_without_constants(kernel, prepare: Callable) -> str:
     return triton_cell.code_hash(kernel, prepare, with_options=False)
 
 
-def register(experiment: str, notebook: str, *kernels: str, sweep: bool = False) -> None:
+def register(experiment: str, notebook: str | Sequence[str], *kernels: str, sweep: bool = False) -> None:
     """Make known which kernels of a notebook's cells an experiment measures, so that its record can be found stale.
 
+    Several notebooks are read in their order: where two define the same name, the last definition counts.
     A kernel is the name of a CUDA kernel, or a Triton function and what prepares it, such as
     "gemm_ring:prepare_ring(stages=4)", with the keyword arguments of a functools.partial.
     `sweep` says that it is one of `Ladder.sweep`, whose constants are not those of the cells.
     """
-    path = ROOT / "notebooks" / f"{notebook}.ipynb"
+    names = (notebook,) if isinstance(notebook, str) else notebook
+    paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in names]
 
     def source() -> str:
-        found = cuda_magic.notebook_kernels(path)
+        found = {name: kernel for path in paths for name, kernel in cuda_magic.notebook_kernels(path).items()}
+        texts = [text for path in paths for text in notebook_texts(path)]
         codes = [
             found[name].source_hash(with_constants=not sweep)
             if ":" not in name
-            else triton_cell.registered_hash(path, name, with_options=not sweep)
+            else triton_cell.registered_hash(texts, name, with_options=not sweep)
             for name in kernels
         ]
         return ladder_hash(sorted(set(codes)) if sweep else codes)

@@ -23,8 +23,10 @@
 #include <signal.h>
 #include <pthread.h>
 #include <sys/mman.h>
-#include <sys/time.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdarg>
@@ -372,6 +374,7 @@ class CatchSignals {
     static constexpr int COUNT = 6, SIGNALS[COUNT] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGVTALRM, SIGINT};
     static inline struct sigaction before[COUNT];
     stack_t stack_before;
+    timer_t timer;
 
     // Return the address that the signal has interrupted, and the stack frame there.
     static std::pair<u64, u64> find_interrupted(void* context) {
@@ -395,8 +398,7 @@ class CatchSignals {
             else if (python.sa_handler != SIG_DFL) python.sa_handler(signal);
         }
         if (pthread_equal(pthread_self(), engine_thread)) return false;
-        if (signal == SIGVTALRM) pthread_kill(engine_thread, signal);
-        else if (signal != SIGINT)
+        if (signal != SIGINT && signal != SIGVTALRM)
             sigaction(signal, &before[std::find(SIGNALS, SIGNALS + COUNT, signal) - SIGNALS], nullptr);
         return true;
     }
@@ -433,9 +435,15 @@ class CatchSignals {
              address);
     }
 
-    static void set_timer(int microseconds) {
-        const itimerval interval = {{0, microseconds}, {0, microseconds}};
-        setitimer(ITIMER_VIRTUAL, &interval, nullptr);
+    // Send SIGVTALRM to this thread every 100 ms of its own processor time. A timer of the process would also count the
+    // threads of torch, and give the signal to one of them.
+    void start_timer() {
+        sigevent event = {};
+        event.sigev_notify = SIGEV_THREAD_ID, event.sigev_signo = SIGVTALRM;
+        event._sigev_un._tid = pid_t(syscall(SYS_gettid));
+        timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer);
+        const itimerspec interval = {{0, 100'000'000}, {0, 100'000'000}};
+        timer_settime(timer, 0, &interval, nullptr);
     }
 
   public:
@@ -449,12 +457,12 @@ class CatchSignals {
         action.sa_sigaction = say;
         action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART;
         for (int i = 0; i < COUNT; ++i) sigaction(SIGNALS[i], &action, &before[i]);
-        set_timer(100000);
+        start_timer();
     }
     ~CatchSignals() {
-        set_timer(0);
+        timer_delete(timer);
         for (int i = 0; i < COUNT; ++i) {
-            // A tick that another thread passes on may still be under way. By default it would end the process.
+            // A last tick may still be pending. By default it would end the process.
             if (SIGNALS[i] == SIGVTALRM && before[i].sa_handler == SIG_DFL) before[i].sa_handler = SIG_IGN;
             sigaction(SIGNALS[i], &before[i], nullptr);
         }

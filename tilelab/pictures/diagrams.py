@@ -82,7 +82,7 @@ def draw_gemm(config: Any, m: int, n: int, k: int) -> plots.Picture:
     scale of its matrix, and the matrices roughly to one scale, with very long sides shortened.
     """
     bm, bn, bk, stages = config.block_m, config.block_n, config.block_k, config.num_stages
-    needs = f"{config.smem_bytes('bf16', 'sm_90a') / 1024:.0f} KB of shared memory per block"
+    needs = f"{config.smem_bytes('bf16', 'sm_90a') / 1024:.0f} KiB of shared memory per block"
     title = f"One {bm} × {bn} tile of C: its K steps flow through a ring of stages"
     figure, axes = canvas(title, f"{m} × {n} × {k}, bf16; needs {needs}", *plots.SIZE)
     blue, orange, green = map(plots.colour, ("best", "proposed", "predicted"))  # A, B, C
@@ -128,17 +128,17 @@ def draw_gemm(config: Any, m: int, n: int, k: int) -> plots.Picture:
         label(0.24, 2.5 - 0.16 * line, "{} {} × {}".format(name, *shape))
 
     x, width, top = 3.5, 1.45, 2.68
-    size_a, size_b = bm * bk / 512, bn * bk / 512  # KB of two-byte elements
+    size_a, size_b = bm * bk / 512, bn * bk / 512  # KiB of two-byte elements
     share = width * min(max(bm / (bm + bn), 0.3), 0.7)
-    label(x, top + 0.11, f"shared memory: ring of {stages} × {size_a + size_b:g} KB", size=7.5)
+    label(x, top + 0.11, f"shared memory: ring of {stages} × {size_a + size_b:g} KiB", size=7.5)
     shown = list(range(stages)) if stages <= 6 else [0, 1, 2, 3, 4, stages - 1]
     slot = min(0.26, 1.14 / len(shown))
     for line, stage in enumerate(shown):
         y = top - (line + 1) * slot
         draw(x, y, share, slot * 0.88, blue)
         draw(x + share, y, width - share, slot * 0.88, orange)
-        label(x + share / 2, y + slot * 0.42, f"A {size_a:g} KB", "center", color="white")
-        label(x + (share + width) / 2, y + slot * 0.42, f"B {size_b:g} KB", "center")
+        label(x + share / 2, y + slot * 0.42, f"A {size_a:g} KiB", "center", color="white")
+        label(x + (share + width) / 2, y + slot * 0.42, f"B {size_b:g} KiB", "center")
         label(x + width + 0.04, y + slot * 0.42, f"stage {stage}")
     bottom, middle, edge = top - len(shown) * slot, x + width / 2, cx + wide + 0.06
     draw(x, 1.0, width, 0.34, edge="black", linewidth=0.8)
@@ -148,7 +148,7 @@ def draw_gemm(config: Any, m: int, n: int, k: int) -> plots.Picture:
     for index in range(count):
         face, line = (green, "none") if index == 0 else ("none", plots.GREY)
         draw(x + index * width / count, 0.46, width / count, 0.26, face, line, linestyle=":")
-    label(x + width / count / 2, 0.59, f"{bm * part / 512:g} KB", "center", color="white")
+    label(x + width / count / 2, 0.59, f"{bm * part / 512:g} KiB", "center", color="white")
     label(x, 0.36, "staged C" + (f", one of {count} parts at a time" if count > 1 else ""))
     arrow = {"arrowstyle": "-|>", "color": plots.GREY, "lw": 1.3, "shrinkA": 0, "shrinkB": 0}
     for start, end in (
@@ -164,6 +164,6 @@ def draw_gemm(config: Any, m: int, n: int, k: int) -> plots.Picture:
     return figure.describe(
         f"Left: A, B and C in global memory. A tile of {bm} × {bn} of C needs a row of tiles of A and a column of "
         f"tiles of B; one step of K is a tile of {bm} × {bk} of A and one of {bk} × {bn} of B. Right: TMA loads the "
-        f"steps into a ring of {stages} stages of {size_a + size_b:g} KB each. The tensor core reads a stage and adds "
+        f"steps into a ring of {stages} stages of {size_a + size_b:g} KiB each. The tensor core reads a stage and adds "
         f"to its sums in registers. C is staged in shared memory{parts}, and TMA stores it."
     )

@@ -274,10 +274,12 @@ def heat_map(
     x_label: str = "",
     y_label: str = "",
     shade: Callable[[float], float] | None = None,
+    centre: float | None = None,
 ) -> Picture:
     """Draw `value` over `x` and `y`. A cell whose row did not run is grey and holds `mark(row)`; one without is white.
 
     `shade` maps a value to its place on the colour scale, from 0 (dark) to 1; by default the scale spans the values.
+    With `centre`, for ratios, the scale has two colours, which meet in white at that value, and a key beside the map.
     ValueError when two rows fall in one cell.
     """
     columns, lines = (sorted({_value(row, key) for row in rows}) for key in (x, y))
@@ -290,9 +292,16 @@ def heat_map(
         if _ran(row, value):
             grid[cell] = shade(row[value]) if shade else row[value]
     texts = {cell: fmt.format(row[value]) if _ran(row, value) else mark(row) for cell, row in cells.items()}
-    size = max(7, min(12, 400 / len(columns) / max(map(len, texts.values()))))
-    ends = {"vmin": 0, "vmax": 1} if shade else {}
-    shades = axes.imshow(grid, cmap="cividis", aspect="auto", origin="lower", **ends)
+    size = max(7, min(9 if centre else 12, 400 / len(columns) / max(map(len, texts.values()))))
+    look = {"vmin": 0, "vmax": 1, "cmap": "cividis"} if shade else {"cmap": "cividis"}
+    if centre is not None:
+        look = {"vmin": centre - 0.3, "vmax": centre + 0.3, "cmap": "PuOr"}
+    shades = axes.imshow(grid, aspect="auto", origin="lower", **look)
+    if centre is not None:
+        key = figure.colorbar(
+            shades, ax=axes, extend="both", pad=0.02, fraction=0.05, format=lambda value, _: fmt.format(value)
+        )
+        key.ax.tick_params(labelsize=7)
     for (i, j), text in texts.items():
         known = _ran(cells[i, j], value)
         if not known:

@@ -35,3 +35,16 @@ function keepKeys(element) {
   };
   window.addEventListener("keydown", window.tilesKeepKeys, true);
 }
+
+// Make a toolbar one Tab stop: arrows move between its buttons.
+function moveWithArrows(tools, buttons) {
+  buttons.forEach((one, at) => { one.tabIndex = at ? -1 : 0; });
+  tools.addEventListener("keydown", event => {
+    const at = buttons.indexOf(event.target), move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (at < 0 || !move) return;
+    event.preventDefault();
+    const next = buttons[(at + move + buttons.length) % buttons.length];
+    buttons.forEach(one => { one.tabIndex = one === next ? 0 : -1; });
+    next.focus();
+  });
+}

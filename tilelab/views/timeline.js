@@ -156,17 +156,7 @@ function render({ model, el }) {
   root.append(tools, legend, plots, sentence, keys);
   el.append(root);
   keepKeys(root);
-
-  // One Tab stop for the toolbar's buttons; arrows move between them.
-  buttons.forEach((one, at) => { one.tabIndex = at ? -1 : 0; });
-  tools.addEventListener("keydown", event => {
-    const at = buttons.indexOf(event.target), move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (at < 0 || !move) return;
-    event.preventDefault();
-    const next = buttons[(at + move + buttons.length) % buttons.length];
-    buttons.forEach(one => { one.tabIndex = one === next ? 0 : -1; });
-    next.focus();
-  });
+  moveWithArrows(tools, buttons);
 
   // The patterns tell kinds apart without colour: stripes for loads, hatching for waits, dots for stores.
   const pattern = kind => `${prefix}-${kind}`;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import textwrap
+import re
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -163,71 +163,42 @@ def run_operator(operator, *inputs) -> str:
     return f"error {error:.1e}"
 
 
-# ---- sixteen cases
+# ---- four ways to launch a kernel
 
 
-def list_descriptors() -> list[dict]:
-    """Return a row for each of the sixteen cases: the accesses by descriptor and by pointer in the generated text."""
+def compare_ways(ways: dict[str, tuple[Callable, str, Sequence]]) -> results.Table:
+    """Return a table of ways to launch a kernel: the graphs, what Inductor sees of the launch, and the gradient.
+
+    `ways` maps a name to a function of g and u, a regular expression for the launch in the program that Inductor
+    writes ("" where there is none), and what the program needs beside the function, as `generate` takes it in `also`.
+    """
     rows = []
-    for case in pointwise.CASES:
-        program = generated.generate(
-            case.function, *case.shapes, **generated.as_keywords(generated.DESCRIPTORS)
-        )
-        text = "\n".join(program.kernels.values())
-        by_pointer = text.count("tl.load(")
-        rows.append(
-            {
-                **case.describe(),
-                "kernels": len(program.kernels),
-                "loads by descriptor": text.count(".load(") - by_pointer,
-                "loads by pointer": by_pointer,
-                "stores by descriptor": text.count(".store(") - text.count("tl.store("),
-                "least block": ", ".join(f"{name} {size}" for name, size in program.least_blocks.items()),
-            }
-        )
-    return rows
+    for name, (function, launch, also) in ways.items():
+        g, u, _ = make_case((16, 64), device_here())
+        if launch:  # under fullgraph=True, for an H200
+            program = generated.generate(function, (8192, 14336), (8192, 14336), also=also)
+            seen = "1 graph, 0 breaks", re.search(launch, program.body())[0]
+        else:
+            seen = describe_breaks(function, g, u).splitlines()[0], "nothing: Python runs between the graphs"
+        gradient = describe_gradient(function, g, u)
+        rows.append(dict(zip(("launch", "graphs", "Inductor sees", "gradient"), (name, *seen, gradient))))
+    return results.table(rows, "four ways to launch one kernel; the gradient is that of an eager call")
 
 
-def measure_pointwise() -> results.Record:
-    """Return the timed cases: live, recorded, or without times where there is no record yet."""
+def describe_gradient(function: Callable, g: torch.Tensor, u: torch.Tensor) -> str:
+    """Return what becomes of the gradients of a function that computes silu(2 g) * u + 1."""
+    exact = [part.double().requires_grad_() for part in (g, u)]
+    wanted = torch.autograd.grad(spec(2 * exact[0], exact[1]).sum(), exact)
+    leaves = [part.detach().requires_grad_() for part in (g, u)]
     try:
-        return pointwise.measure()
-    except FileNotFoundError:
-        rows = [case.describe() | {"status": "not timed"} for case in pointwise.CASES]
-        record = results.make_record("ch14_compiled_pointwise", rows, "")
-        return results.Record(record, live=False, stale="but not yet timed")
-
-
-def tabulate_pointwise(record: results.Record) -> results.Table:
-    """Return the table of the timed cases. The reason of a failure is cut to what the GPU or the check said."""
-    columns = (
-        "mib",
-        "ms",
-        "peer_ms",
-        "ratio",
-        "spread",
-        "tma_loads",
-        "pointer_loads",
-        "blocks",
-        "peer_blocks",
-        "status",
-    )
-    return results.table(
-        [
-            {
-                "case": row["case"],
-                **{key: row.get(key) for key in columns},
-                "reason": _shorten(row.get("reason", "")),
-            }
-            for row in record.rows
-        ],
-        record.label(),
-    )
-
-
-def _shorten(reason: str) -> str:
-    """Return the last part of a reason, such as "an illegal memory access was encountered", in at most 48 letters."""
-    return textwrap.shorten(reason.rpartition("rror: ")[2], 48, placeholder=" …")
+        result = function(*leaves)
+        if not result.requires_grad:
+            return "lost, without a word"
+        found = torch.autograd.grad(result.sum(), leaves)
+    except RuntimeError as error:
+        reason = device.first_line(error)
+        return "refused: no formula" if "no autograd formula" in reason else f"not run here: {reason}"
+    return f"right, error {max(map(check.relative_error, found, wanted)):.1e}"
 
 
 # ---- the reader's code
@@ -256,44 +227,6 @@ def check_recompilations(step: Callable, run: Callable) -> None:
     assert len(made) <= 2, f"it still makes {len(made)} graphs for 12 calls"
     count = sum("tanh" in graph.code for graph in used)
     assert count == 12, f"{count} of 12 calls run tanh in a compiled graph"
-
-
-def make_halves(case: tuple[int, int], where: str) -> tuple[torch.Tensor, ...]:
-    """Return x (rows, 2 columns), whose left half is g and whose right half is u, and out (rows, columns), in bf16."""
-    rows, columns = case
-    return (
-        torch.randn(rows, 2 * columns, device=where).bfloat16(),
-        torch.empty(rows, columns, dtype=torch.bfloat16, device=where),
-    )
-
-
-def spec_halves(x: torch.Tensor) -> torch.Tensor:
-    """Return silu(left half) * right half in float64."""
-    return spec(*x.chunk(2, dim=1))
-
-
-def check_halves(kernel) -> None:
-    """Raise AssertionError unless a Triton kernel (x_ptr, out_ptr, columns, BLOCK) gates the halves of x.
-
-    A program computes BLOCK elements of a row; the grid is (rows, blocks per row).
-    """
-    lesson.require_written(kernel)
-
-    def prepare(x, out):
-        rows, columns = out.shape
-        return lambda: kernel[(rows, triton.cdiv(columns, 256))](x, out, columns, BLOCK=256)
-
-    cases = {where: [*CASES[where], (2, 300), (5, 257)] for where in CASES}
-    fault = lesson.check_launch(prepare, cases, make_halves, spec_halves)
-    assert not fault, fault
-    x, out = make_halves((37, 64), device_here())
-    x[0, :2] = torch.tensor([100.0, -100.0])  # g whose exponential overflows
-    prepare(x, out)()
-    wanted = spec_halves(x)
-    wrong = ~((out.double() - wanted).abs() <= wanted.abs() / 255 + 1e-30)  # one rounding to bf16
-    assert not wrong.any(), (
-        f"{int(wrong.sum())} elements are off by more than one rounding: compute in float32"
-    )
 
 
 @contextlib.contextmanager
@@ -383,11 +316,72 @@ def check_fake(run: Callable, fake: Callable) -> None:
         _opcheck(operator, (x,))
 
 
+def spec_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return x / sqrt(mean of x² per row + eps) * weight in float64."""
+    x = x.double()
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
+
+
+def check_norm(make_operator: Callable) -> None:
+    """Raise AssertionError unless `make_operator(name)` returns RMSNorm as an operator with a backward.
+
+    The operator takes x (rows, columns), weight (columns,) and eps. It runs in three dtypes and on a transposed x.
+    """
+    operator, where, eps = make_operator(new_name()), device_here(), 0.25
+    schema = operator._opoverload._schema
+    written = [each.name for each in schema.arguments if each.alias_info is not None]
+    assert not written, f"the operator changes no argument; mutates_args names {', '.join(written)}"
+    assert operator._abstract_fn is not None, "register a fake kernel, which says what the operator returns"
+    limits = {torch.bfloat16: check.TOLERANCE[torch.bfloat16], torch.float32: 1e-5, torch.float64: 1e-12}
+    for shape, dtype in (((5, 40), torch.bfloat16), ((1, 300), torch.float32), ((7, 16), torch.float64)):
+        for turned in (False, True):
+            x = torch.randn(*shape[:: -1 if turned else 1], device=where).to(dtype)
+            x, weight = x.T if turned else x, torch.randn(shape[1], device=where).to(dtype)
+            what, given = f"for {dtype} {list(shape)}{', transposed' * turned}", (x.clone(), weight.clone())
+            memory, found = lesson.LaunchMemory([x, weight], outputs=0), []
+            fault = lesson.run_launch(memory, lambda x, w, found=found: found.append(operator(x, w, eps)))
+            assert not (fault := fault or memory.find_damage()), f"{what} {fault}"
+            (real,) = found
+            error = check.relative_error(real, spec_norm(*given, eps))
+            assert error <= limits[dtype], f"{what} the error is {error:.1e} of the largest result"
+            said = operator(*(part.to("meta") for part in given), eps)
+            for name in ("shape", "dtype"):
+                a, b = (getattr(each, name) for each in (real, said))
+                assert a == b, f"{what} the operator returns {name} {a}, and the fake says {b}"
+            assert said.device.type == "meta", f"of meta tensors the fake makes a result on {said.device}"
+            fake = operator._abstract_fn(x, weight, eps)
+            assert fake.device == x.device, f"the fake's result is on {fake.device}, and x on {x.device}"
+            assert real.stride() == fake.stride(), (
+                f"{what} the strides are {real.stride()}; fake: {fake.stride()}"
+            )
+    try:
+        lesson.triton_cell.record_launch(lambda *given: lambda: operator(*given, eps), given)
+    except ValueError:
+        raise AssertionError("the operator launches no Triton kernel") from None
+    pair = [torch.randn(size, dtype=torch.float64, device=where).requires_grad_() for size in ((3, 5), (5,))]
+    try:
+        with _quiet():
+            torch.autograd.gradcheck(lambda x, weight: operator(x, weight, eps), pair)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split()).partition(",numerical")[0].partition(", numerical")[0]
+        raise AssertionError(f"gradcheck: {reason[:200]}") from None
+    _opcheck(operator, (*pair, eps))
+    torch._dynamo.reset()
+    with _quiet():
+        compiled = torch.compile(
+            lambda x, w: operator(x * 2, w, eps).square(), backend="aot_eager", fullgraph=True
+        )
+        found = torch.autograd.grad(compiled(*pair).sum(), pair)
+    wanted = torch.autograd.grad(spec_norm(pair[0] * 2, pair[1], eps).square().sum(), pair)
+    error = max(map(check.relative_error, found, wanted))
+    assert error <= 1e-6, f"inside a compiled function the gradient is wrong: the error is {error:.1e}"
+
+
 CHECKS = {
     "Exercise 1": check_recompilations,
-    "Exercise 2": check_halves,
-    "Exercise 3": check_operator,
-    "Exercise 4": check_fake,
+    "Exercise 2": check_operator,
+    "Exercise 3": check_fake,
+    "Exercise 4": check_norm,
 }
 
 

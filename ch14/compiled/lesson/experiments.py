@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable
 
 from ch14.compiled.lesson import decoder_timing, executed_instructions, reading, worker, workloads
 from ch14.compiled.lesson.workloads import TUNED
@@ -124,53 +123,7 @@ def check_correctness() -> list[dict]:
         return [row for case in SMALL for row in worker.measure_modes(process, *case, where, timed=False)]
 
 
-# ---- the sixteen cases of `pointwise`
-
-PAYS = 0.02  # a gain below this, or below the spread, does not count
-
-
-def pays(row: dict) -> bool:
-    """Return whether descriptors made a case faster by more than PAYS and more than the spread."""
-    return bool(row.get("ratio")) and row["ratio"] > 1 + max(PAYS, row["spread"])
-
-
-# Rules in one line, from the strictest on. A rule takes a row, without its times.
-def _reduces(row: dict) -> bool:
-    return row["kind"] == "reduction" and row["tma_loads"] > 0
-
-
-RULES: dict[str, Callable[[dict], bool]] = {
-    "never": lambda row: False,
-    "in a reduction whose loads all go by descriptor": lambda row: _reduces(row) and not row["pointer_loads"],
-    "in a reduction over rows of 16 KiB or more": lambda row: _reduces(row) and row["columns"] >= 8192,
-    "in any reduction": _reduces,
-    "in any pointwise kernel": lambda row: row["kind"] == "pointwise" and row["tma_loads"] > 0,
-    "wherever a call moves 256 MiB or more": lambda row: row["tma_loads"] > 0 and row["mib"] >= 256,
-    "wherever Inductor can build one": lambda row: row["tma_loads"] > 0,
-}
-
-
-def find_rule(rows: list[dict]) -> tuple[str, list[dict]]:
-    """Return the rule with the fewest misses, the simplest first, and the rows that it gets wrong.
-
-    Only cases that ran and gave the right result count (status "ok").
-    """
-    known = [row for row in rows if row["status"] == "ok"]
-    misses = {name: [row for row in known if rule(row) != pays(row)] for name, rule in RULES.items()}
-    best = min(misses, key=lambda name: len(misses[name]))
-    return best, misses[best]
-
-
-# ---- attention, under the names of the lesson on attention
-
-# In both lessons "eager" is attention step by step, with the scores in memory; the records call this "unfused".
-ATTENTION_NAMES = {
-    "unfused": "eager",
-    "unfused-default": "eager, compiled",
-    "eager": "SDPA",
-    "default": "SDPA, compiled",
-    "max-autotune": "SDPA, max-autotune",
-}
+# ---- what the lesson's tables show
 
 
 def read_cells() -> results.Record:
@@ -181,19 +134,6 @@ def read_cells() -> results.Record:
 def read_choices() -> results.Record:
     """Return the recorded rows of `measure_choices`."""
     return results.load_record("ch14_compiled_choices", source())
-
-
-def list_attention(cells: results.Record, counters: list[dict]) -> list[dict]:
-    """Return the cells of attention at 8,192 tokens with the names of ATTENTION_NAMES, as `make_table` shows them."""
-    found = []
-    for row in make_table(cells.rows, counters):
-        if "attention" in row["workload"] and 8192 in row["shape"]:
-            name, causal = ATTENTION_NAMES.get(row["name"], row["name"]), row["workload"].startswith("causal")
-            found.append(row | {"name": name, "causal": causal})
-    return found
-
-
-# ---- what the lesson's tables show
 
 
 def list_products(cells: results.Record) -> list[dict]:
@@ -248,25 +188,6 @@ def judge_claim(cells: results.Record, choices: results.Record) -> str:
     return "\n".join([*lines, f"a descriptor template was offered by: {', '.join(offered) or 'no mode'}"])
 
 
-def describe_rule(rows: list[dict]) -> str:
-    """Return in how many cases descriptors pay, the rule with the fewest misses, its misses and the failures."""
-    failed: dict[str, list[str]] = {}  # cases by reason
-    for row in rows:
-        if row["status"] in ("failed", "wrong"):
-            failed.setdefault(row["reason"], []).append(row["case"])
-    failures = [f"{'; '.join(cases)} ({reason})" for reason, cases in failed.items()]
-    if not any(row.get("ratio") for row in rows):
-        return "not timed yet"
-    rule, misses = find_rule(rows)
-    paid = [row["case"] for row in rows if pays(row)]
-    return (
-        f"TMA pays in {len(paid)} of {len(rows)} cases: {', '.join(paid) or 'none'}\n"
-        f"the rule with the fewest misses: TMA pays {rule}\n"
-        f"its misses: {', '.join(row['case'] for row in misses) or 'none'}\n"
-        f"failed: {'; '.join(failures) or 'none'}"
-    )
-
-
 # ---- the decoder block
 
 
@@ -311,10 +232,3 @@ def tabulate_decoder(record: results.Record) -> results.Table:
     columns = "tokens name ms ratio spread products_ms attention_ms other_ms launches call_ms call_ratio error".split()
     rows = [{key: row.get(key) for key in columns} for row in record.rows]
     return results.table(rows, f"a decoder block of Llama 3 8B: {record.label()}", columns)
-
-
-def tabulate_host_time(record: results.Record) -> results.Table:
-    """Return the table of what the CPU pays for a call of the products and of attention, beside torch's own."""
-    columns = ["name", "us", "peer", "peer_us", "ratio"]
-    rows = [{key: row[key] for key in columns} for row in record.rows if row["peer"] != "copy_"]
-    return results.table(rows, f"µs of the CPU per repeated call: {record.label()}", columns)

@@ -63,15 +63,6 @@ class Program:
         """Return how many descriptors the kernels make."""
         return sum(len(reading.DESCRIPTOR.findall(text)) for text in self.kernels.values())
 
-    @property
-    def least_blocks(self) -> dict[str, int]:
-        """The least block sizes that the descriptors force on a kernel; the largest of all kernels counts."""
-        least: dict[str, int] = {}
-        for found in re.findall(r"'tma_min_block_sizes': (\{.*?\})", self.code):
-            for name, size in ast.literal_eval(found).items():
-                least[name] = max(size, least.get(name, 1))
-        return least
-
     def body(self) -> str:
         """Return the statements of `call` that allocate, launch or rename, with the checks of an operator's result."""
         text = self.code[re.search(r"def (?:partition_\d+|call)\(", self.code).start() :]
@@ -215,6 +206,7 @@ def _generate(text: str, name: str, shapes: list, dtype: str, wanted: str, optio
     from torch._inductor import select_algorithm
     from torch._inductor.compile_fx import compile_fx
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils import _triton
 
     candidates: list = []
 
@@ -235,7 +227,9 @@ def _generate(text: str, name: str, shapes: list, dtype: str, wanted: str, optio
     with _pretend_h200(), FakeTensorMode(allow_non_fake_inputs=True):
         inputs = [torch.empty(shape, dtype=getattr(torch, dtype), device="cuda") for shape in shapes]
     try:
-        torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(*inputs)
+        # Dynamo asks this before it takes a launch of a Triton kernel into the graph.
+        with mock.patch.object(_triton, "has_triton", lambda *_: True):
+            torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(*inputs)
     except _Written as written:
         return {"code": written.args[0], "candidates": candidates}
     return {"reason": "Inductor wrote nothing."}

@@ -97,18 +97,13 @@ def make_ladder(
 # ---- the reader's kernels
 
 
-def prepare_with(kernel, describe: Callable, programs: int = 0) -> Callable:
-    """Return a `prepare` that launches `kernel` with what `describe(a, b, out)` returns, and with the blocks.
-
-    There is a program per tile of C, or a persistent kernel gets `programs` and their number in PROGRAMS.
-    """
+def prepare_with(kernel, describe: Callable) -> Callable:
+    """Return a `prepare` that launches a program per tile of C with what `describe(a, b, out)` returns."""
     blocks = dict(BLOCK_M=TILE, BLOCK_N=TILE, BLOCK_K=STEP, num_warps=4, num_stages=3)
-    if programs:
-        blocks["PROGRAMS"] = programs
 
     def prepare(a, b, out):
         given, tiles = describe(a, b, out), triton.cdiv(len(a), TILE) * triton.cdiv(b.shape[1], TILE)
-        return lambda: kernel[(programs or tiles,)](*given, **blocks)
+        return lambda: kernel[(tiles,)](*given, **blocks)
 
     return prepare
 
@@ -120,11 +115,6 @@ def by_pointers(a, b, out) -> tuple:
 
 def describe(*tiles: tuple[torch.Tensor, list[int]]) -> tuple:
     return tuple(TensorDescriptor.from_tensor(*tile) for tile in tiles)
-
-
-def by_descriptors(a, b, out) -> tuple:
-    """Return the arguments of a persistent kernel: descriptors of A, of B.T (N, K) and of C, then M, N and K."""
-    return *describe((a, [TILE, STEP]), (b.T, [TILE, STEP]), (out, [TILE, TILE])), len(a), *b.T.shape
 
 
 def by_transposed_descriptors(a, b, out) -> tuple:
@@ -182,30 +172,45 @@ def check_raster(pick) -> None:
         assert {m for m, _ in found[:width]} == {0}, f"{name}: the first {width} programs must share row 0"
 
 
-def check_persistent(kernel) -> None:
-    """Raise AssertionError unless a persistent kernel computes every tile with fewer programs than tiles."""
+def check_whole(kernel, prepare: Callable) -> None:
+    """Raise AssertionError unless `prepare(a, b, out, programs)` launches a persistent GEMM by descriptors.
+
+    Each tile of 128 × 128 must be computed by one program alone, and the programs must share the tiles evenly.
+    """
     lesson.require_written(kernel)
 
-    def find_misplaced(programs: int, writers: torch.Tensor) -> str:
-        """Return "" or which tile was not computed by every `programs`-th program alone, in row-major order."""
-        tiles = [tile for rows in writers.split(TILE) for tile in rows.split(TILE, 1)]
-        for number, tile in enumerate(tiles):
-            found = int(tile[0, 0])
-            if not bool((tile == number % programs).all()):
-                who = "several programs compute" if found == -2 else f"program {found} computes"
-                return f"{who} tile {number}, which is for program {number % programs} of {programs} alone"
+    def find_uneven(programs: int, writers: torch.Tensor) -> str:
+        """Return "" or what is wrong with which of `programs` programs wrote which element."""
+        owners = []
+        for number, tile in enumerate(tile for rows in writers.split(TILE) for tile in rows.split(TILE, 1)):
+            if not bool((tile == tile[0, 0]).all()) or int(tile[0, 0]) == -2:
+                return f"several programs compute tile {number}, in row-major order"
+            owners.append(int(tile[0, 0]))
+        counts = sorted(owners.count(program) for program in range(programs))
+        if max(owners) >= programs or counts[-1] > counts[0] + 1:
+            shares = ", ".join(
+                str(owners.count(program)) for program in range(max(max(owners) + 1, programs))
+            )
+            return f"{programs} programs must share {len(owners)} tiles evenly, but they have {shares}"
         return ""
 
     for programs, cases in ((PROGRAMS, CASES), (1, dict.fromkeys(CASES, [(129, 136, 64)])), (7, CASES)):
         lesson.require_launch(
-            prepare_with(kernel, by_descriptors, programs),
+            functools.partial(prepare, programs=programs),
             cases,
             make_case,
             gemm.spec,
-            judge_writers=functools.partial(find_misplaced, programs),
+            judge_writers=functools.partial(find_uneven, programs),
         )
+    report = lesson.compile_launch(
+        functools.partial(prepare, programs=PROGRAMS), make_case((256, 256, 256), "cpu"), "sm_90a"
+    )
+    assert report.launchable, report.reason
+    assert report.counts["tma_load"] and report.counts["tma_store"], "it must load and store by descriptors"
+    assert report.counts["wgmma"], "it must multiply by wgmma: use tl.dot"
+    assert report.smem >= 3 * 2 * (TILE + TILE) * STEP, "keep at least three stages"
     if device.current().has_tma:  # only the interpreter knows which program wrote an element
-        lesson.check_interpreted(check_persistent, kernel)
+        lesson.check_interpreted(check_whole, kernel, prepare)
 
 
 def check_fit(prepare: Callable, options: dict) -> None:
@@ -232,7 +237,7 @@ CHECKS = {
     "Exercise 2": check_masks,
     "Exercise 3": check_loop,
     "Exercise 4": check_raster,
-    "Exercise 5": check_persistent,
+    "Exercise 5": check_whole,
 }
 
 

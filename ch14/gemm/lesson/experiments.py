@@ -112,15 +112,6 @@ def time_against_cublas(chosen: list, m: int, n: int, k: int, dtype: str, layout
     return [{key: value for key, value in row.items() if key != "name"} for row in rows]
 
 
-def last_timing(row: dict) -> dict:
-    """Return a row of a sweep with the figures of its last timing: of the side-by-side one for the fastest few."""
-    if "final_ratio" not in row:
-        return row | {"timed": "alone"}
-    kept = {key: value for key, value in row.items() if key != "spread"}  # it belongs to the first timing
-    ms, ratio = row["final_ms"], row["final_ratio"]
-    return kept | {"timed": "side by side", "ms": ms, "ratio": ratio, "peer_ms": ms * ratio}
-
-
 def label(
     config: GemmConfig, m: int, n: int, k: int, dtype: str = "bf16", layout: str = "k", which: str = ""
 ) -> dict:
@@ -284,15 +275,3 @@ def measure_latency():
         "prepare() anew each time": lambda: gemm.prepare(a, b, out=out, config=persistent)(),
     }
     return [{"name": name, "us": bench.measure_call_us(call), "status": "ok"} for name, call in calls.items()]
-
-
-def compile_for_targets() -> list[dict]:
-    """Compile the field note's two sets in bf16 for every target, which needs no GPU, and return a row for each."""
-    named = [(which, config) for which in ("conservative", "proposed") for config in configs(which).values()]
-    order = [(*each, target) for each in named for target in device.TARGETS[1:]]
-    jobs = [job(config, target, b_k_major=False) for _, config, target in order]
-    reports = {id(report.job): report for report in build.build(jobs)}
-    return [
-        {"set": which, **reports[id(each)].row(), "name": config.name, "unit": config.tensor_core(target)}
-        for each, (which, config, target) in zip(jobs, order)
-    ]

@@ -338,10 +338,12 @@ def test_the_table_of_contents_follows_the_reader(pages, browser):
         page.goto(path.as_uri())
         contents = page.locator(".toc details")
         assert contents.get_attribute("open") is not None
-        link = page.locator(".toc a", has_text="Verdict")
+        link = page.locator(".toc a", has_text="What you predicted")
         link.click()
-        heading = page.locator("h2", has_text="Verdict")
-        page.wait_for_function("document.querySelector('.toc a[aria-current]')?.textContent === 'Verdict'")
+        heading = page.locator("h2", has_text="What you predicted")
+        page.wait_for_function(
+            "document.querySelector('.toc a[aria-current]')?.textContent === 'What you predicted'"
+        )
         assert heading.bounding_box()["y"] < 100 and link.is_visible()
         page.set_viewport_size(NARROW)
         page.wait_for_function("!document.querySelector('.toc details').open")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -279,13 +280,42 @@ def test_a_wrong_kernel_is_named(name):
 
 
 def test_a_tick_after_a_run_does_not_end_the_process():
-    """The timer of the engine counts all threads, and another thread may pass its signal on when the run has ended."""
+    """Its signal may be pending when the run ends, and by default it would end the process."""
     before = signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
     try:
         launch(next(iter(RIGHT)))
         signal.raise_signal(signal.SIGVTALRM)
     finally:
         signal.signal(signal.SIGVTALRM, before)
+
+
+def test_busy_threads_beside_a_kernel_are_not_its_time(monkeypatch):
+    """A thread of torch that computes meanwhile once made a kernel's loop look endless, and could get its signal."""
+    text = "float v = 0; for (int i = 0; i < n; ++i) v += x[i % 64]; out[0] = v;"
+    loop = cuda_magic.find_kernels(f'extern "C" __global__ void f(float* x, float* out, int n) {{ {text} }}')[
+        "f"
+    ]
+    x, out, square, done = torch.ones(64), torch.zeros(1), torch.ones(256, 256), threading.Event()
+    loop.prepare(1, 1, (x, out, 1))()
+    begin = time.thread_time()
+    loop.prepare(1, 1, (x, out, 100_000))()
+    run = loop.prepare(1, 1, (x, out, int(100_000 * 0.15 / (time.thread_time() - begin))))  # 0.15 s
+
+    def compute():
+        while not done.is_set():
+            square @ square
+
+    monkeypatch.setattr(emulator, "LONGEST_RUN_S", 0.4)
+    threads = [threading.Thread(target=compute) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            run()
+    finally:
+        done.set()
+    for thread in threads:
+        thread.join()
 
 
 @pytest.mark.parametrize("name", RIGHT)

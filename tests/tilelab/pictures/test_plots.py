@@ -38,6 +38,7 @@ PICTURES = {
     "ratios": lambda rows: plots.ratios(rows, label="config", floor=0.9, **TITLES),
     "ladder": lambda rows: plots.ladder(rows, label="config", ceiling=800, ceiling_label="roof", **TITLES),
     "heat_map": lambda rows: plots.heat_map(rows, "x", lambda row: row["y"], "ratio", y_label="y", **TITLES),
+    "centred heat_map": lambda rows: plots.heat_map(rows, "x", "y", "ratio", centre=1.0, **TITLES),
 }
 each_picture = pytest.mark.parametrize("draw", PICTURES.values(), ids=PICTURES)
 
@@ -134,6 +135,13 @@ def test_the_words_of_neighbouring_cells_do_not_touch():
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
+def test_a_centred_heat_map_is_white_at_its_centre_and_has_a_key():
+    figure = PICTURES["centred heat_map"](ROWS)
+    shades = figure.axes[0].images[0]
+    assert min(shades.cmap(shades.norm(1.0))) > 0.95 > min(shades.cmap(shades.norm(1.1)))
+    assert {"0.80", "1.00", "1.20"} <= {text.get_text() for text in figure.axes[1].get_yticklabels()}
+
+
 def test_heat_map_refuses_two_rows_in_one_cell():
     with pytest.raises(ValueError, match="4 rows fall in 3"):
         PICTURES["heat_map"]([*ROWS, ROWS[0]])
@@ -148,7 +156,7 @@ def test_gemm_picture():
     ):
         figure = diagrams.draw_gemm(config, 1024, 2048, 1024)
         assert f"stage {config.num_stages - 1}" in words(figure)
-        assert f"A {config.block_m * config.block_k * 2 / 1024:g} KB" in words(figure)
+        assert f"A {config.block_m * config.block_k * 2 / 1024:g} KiB" in words(figure)
         assert_draws(figure)
 
 

@@ -1,7 +1,6 @@
 """The kernels of the notebook are right, the solutions pass, and each planted wrong answer fails its check."""
 
 import functools
-import json
 
 import pytest
 import torch
@@ -14,8 +13,7 @@ from tilelab.runtime import device
 NOTEBOOKS = ROOT / "notebooks"
 VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_compiled.ipynb")
 SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_compiled.ipynb")
-written = pytest.mark.skipif("gate_halves" not in "".join(SOLUTIONS), reason="the lesson is not recorded yet")
-pytestmark = [pytest.mark.compile, written]
+pytestmark = pytest.mark.compile
 
 
 def define(texts, *names, change=("", "")):
@@ -87,9 +85,9 @@ def test_a_wrong_cuda_version_fails(change):
 
 def test_the_solutions_pass():
     exercises.check_recompilations(*define(SOLUTIONS, "step", "run"))
-    exercises.check_halves(*define(SOLUTIONS, "gate_halves"))
     exercises.check_operator(*define(SOLUTIONS, "make_operator"))
     exercises.check_fake(*define(SOLUTIONS, "sum_of_rows", "fake_sum_of_rows"))
+    exercises.check_norm(*define(SOLUTIONS, "make_norm"))
 
 
 def test_a_step_that_sees_the_index_fails():
@@ -115,31 +113,6 @@ def test_a_step_of_one_size_may_serve_all_calls():
         return compiled(torch.nn.functional.pad(x, (0, 0, 0, 12 - len(x))), weights[index])[: len(x)]
 
     exercises.check_recompilations(step, run)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("row * 2 * columns", "row * columns"),
-        ("left + columns", "left + columns + 1"),
-        (
-            "(g * tl.sigmoid(g) * u).to(tl.bfloat16), mask=at < columns",
-            "(g * tl.sigmoid(g) * u).to(tl.bfloat16)",
-        ),
-        ("g * tl.sigmoid(g) * u", "g * tl.sigmoid(u) * u"),
-        ("tl.program_id(1) * BLOCK + ", ""),
-        ("left + columns", "left + BLOCK"),
-        ("mask=at < columns)\n", "mask=at <= columns)\n"),
-        # in bf16, and with an exponential that overflows
-        ("(g * tl.sigmoid(g) * u)", "((g * tl.sigmoid(g)).to(tl.bfloat16) * u)"),
-        ("tl.sigmoid(g)", "(tl.exp(g) / (1 + tl.exp(g)))"),
-    ],
-)
-def test_wrong_halves_fail(change):
-    if device.current().has_tma and "mask" in change[0]:
-        pytest.skip("writes past the end of a buffer on the GPU")
-    with pytest.raises(AssertionError):
-        exercises.check_halves(*define(SOLUTIONS, "gate_halves", change=change))
 
 
 @pytest.mark.parametrize(
@@ -198,13 +171,77 @@ def test_a_fake_kernel_that_is_not_mended_fails(change, reason):
         exercises.check_fake(*define(SOLUTIONS, "sum_of_rows", "fake_sum_of_rows", change=change))
 
 
+FAKE = """    def fake_norm(x, weight, eps):
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)"""
+LAUNCH = "norm_kernel[(x.shape[0],)](x.contiguous(), weight.contiguous(), out, x.shape[1], eps, WIDE=wide, BLOCK=block)"
+
+
 @pytest.mark.parametrize(
-    "check, names", [(exercises.check_halves, ["gate_halves"]), (exercises.check_operator, ["make_operator"])]
+    "change, reason",
+    [
+        # the result
+        ((" / columns", ""), "the error is"),
+        (("x.contiguous()", "x"), "transposed the error is"),
+        (("WIDE=wide", "WIDE=tl.float32"), "float64"),
+        (("at < columns, other=0", "at <= columns, other=0"), "reads|columns|error"),
+        (("        return out\n", "        x.zero_()\n        return out\n"), "was overwritten"),
+        ((LAUNCH, "out.copy_(torch.rms_norm(x, x.shape[1:], weight, eps))"), "launches no Triton kernel"),
+        # what is declared
+        (("    @norm.register_fake\n", ""), "register a fake kernel"),
+        ((FAKE, FAKE.replace(", device=x.device", "")), "of meta tensors the fake makes a result on cpu"),
+        ((FAKE, FAKE.replace(", device=x.device", ', device="meta"')), "the fake's result is on meta"),
+        ((FAKE, FAKE.replace("dtype=x.dtype, ", "")), "the fake says torch.float32"),
+        ((FAKE, FAKE.partition("return")[0] + "return torch.empty_like(x)"), "transposed the strides"),
+        # the gradient
+        (
+            ("    norm.register_autograd(norm_backward, setup_context=save_inputs)\n", ""),
+            "no autograd formula",
+        ),
+        (("(weighted - normed * (weighted * normed).mean(1, keepdim=True))", "weighted"), "gradcheck"),
+        ((".sum(0).to", ".mean(0).to"), "gradcheck"),
+        (("keepdim=True) + eps)", "keepdim=True))"), "gradcheck"),
+        (("(grad * normed).sum(0).to(weight.dtype)", "None"), "gradcheck"),
+    ],
 )
-def test_a_stub_is_not_solved_yet(check, names):
+def test_a_wrong_norm_fails(change, reason):
+    if device.current().has_tma and "<=" in change[1]:
+        pytest.skip("reads past the end of a buffer on the GPU")
+    with pytest.raises(AssertionError, match=reason):
+        exercises.check_norm(*define(SOLUTIONS, "make_norm", change=change))
+
+
+def test_a_norm_that_names_what_it_does_not_change_fails():
+    (make,) = define(SOLUTIONS, "make_norm", change=("mutates_args=()", 'mutates_args=("x",)'))
+    with pytest.raises(RuntimeError, match="non-functional"):
+        exercises.check_norm(make)
+
+
+@pytest.mark.parametrize(
+    "check, name", [(exercises.check_operator, "make_operator"), (exercises.check_norm, "make_norm")]
+)
+def test_a_stub_is_not_solved_yet(check, name):
     with pytest.raises(NotImplementedError):
-        check(*define(VERSIONS, *names))
+        check(*define(VERSIONS, name))
 
 
-def test_the_notebook_is_short_enough():
-    assert len(json.loads((NOTEBOOKS / "ch14_compiled.ipynb").read_text())["cells"]) <= 40
+# ---- what becomes of a gradient
+
+
+def test_a_gradient_is_lost_refused_or_right():
+    g, u, _ = exercises.make_case((4, 16), "cpu")
+    (gradients,) = define(VERSIONS, "silu_mul_gradients")
+
+    @torch.library.custom_op(exercises.new_name(), mutates_args=())
+    def operator(g: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(g) * u
+
+    def around(g, u):
+        return operator(g * 2, u) + 1
+
+    assert exercises.describe_gradient(lambda g, u: around(g, u).detach(), g, u) == "lost, without a word"
+    assert exercises.describe_gradient(around, g, u) == "refused: no formula"
+    operator.register_autograd(
+        lambda ctx, grad: gradients(grad, *ctx.saved_tensors),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    assert exercises.describe_gradient(around, g, u).startswith("right, error")

@@ -1,11 +1,12 @@
-"""The programs that Inductor writes for an H200 on any machine, and the sixteen cases of pointwise and reductions."""
+"""The programs that Inductor writes for an H200 on any machine, and sixteen functions that it compiled both ways."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 
-from ch14.compiled.lesson import exercises, experiments, figures, generated, pointwise
-from tilelab.records import results
+from ch14.compiled.lesson import exercises, experiments, generated, pointwise
 
 DESCRIPTORS = generated.as_keywords(generated.DESCRIPTORS)
 
@@ -50,6 +51,23 @@ def test_the_listing_says_where_every_buffer_comes_from():
     assert program.body().splitlines() == kept
 
 
+@triton.jit
+def double(x_ptr, out_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, 2 * tl.load(x_ptr + at))
+
+
+def launch_double(x):
+    x, out = x + 1, torch.empty_like(x)
+    double[(x.numel() // 1024,)](x, out, BLOCK=1024)
+    return out
+
+
+@pytest.mark.compile
+def test_a_plain_launch_of_a_triton_kernel_stays_in_the_graph():
+    assert "double_0.run(" in generated.generate(launch_double, (64, 64)).body()
+
+
 @pytest.mark.compile
 def test_the_template_wants_the_flag_and_aligned_rows():
     options = generated.as_keywords(generated.TEMPLATE_OPTIONS) | {
@@ -73,18 +91,6 @@ def test_a_function_that_cannot_be_traced_is_one_sentence():
         generated.generate(unknown, (8, 8))
 
 
-@pytest.mark.compile
-def test_where_descriptors_are_possible():
-    rows = {row["case"]: row for row in exercises.list_descriptors()}
-    assert len(rows) == 16
-    assert {name for name, row in rows.items() if not row["loads by descriptor"]} == {
-        "halves, aligned",
-        "halves, odd",
-        "sum of rows, odd",
-    }
-    assert rows["sum of rows, odd"]["least block"] == "XBLOCK 8"  # a store of 16 bytes
-
-
 def test_cases_are_distinct_and_mean_what_they_say():
     assert len({case.name for case in pointwise.CASES}) == 16
     assert sum(case.reduces for case in pointwise.CASES) == 8
@@ -92,40 +98,6 @@ def test_cases_are_distinct_and_mean_what_they_say():
     assert sizes["silu(g)·u, large"] == 3 * 2 * 8192 * 14336
     assert sizes["halves, aligned"] == 3 * 2 * 8192 * 14336 and sizes["bf16 to fp32"] == 6 * 8192 * 8192
     assert sizes["sum of rows, small"] == 2 * (512 * 1024 + 512)
-
-
-def make_row(case, ratio, spread=0.01, **more):
-    measured = {"status": "ok", "ratio": ratio, "spread": spread, "tma_loads": 2, "pointer_loads": 0}
-    return case.describe() | measured | more
-
-
-def test_the_rule_with_the_fewest_misses_is_the_simplest():
-    slow = [make_row(case, 0.9) for case in pointwise.CASES]
-    assert experiments.find_rule(slow) == ("never", [])
-    mixed = [make_row(case, 1.2 if case.reduces else 0.9) for case in pointwise.CASES]
-    rule, misses = experiments.find_rule(mixed)
-    assert rule.startswith("in a reduction whose loads") and not misses
-    noisy = [make_row(case, 1.05, spread=0.1) for case in pointwise.CASES]
-    assert not any(map(experiments.pays, noisy))
-    failed = slow[:-1] + [pointwise.CASES[-1].describe() | {"status": "failed", "reason": "too small"}]
-    text = experiments.describe_rule(failed)
-    assert "pays in 0 of 16" in text and "largest of all (too small)" in text
-    assert experiments.describe_rule([row | {"ratio": None} for row in slow]) == "not timed yet"
-
-
-LONG_REASON = (
-    "the process that compiles pointwise functions died (exit status 1): torch.AcceleratorError: CUDA "
-    "error: an illegal memory access was encountered"
-)
-
-
-def test_both_lessons_call_attention_step_by_step_eager():
-    names = experiments.ATTENTION_NAMES
-    assert names["unfused"] == "eager" and names["eager"] == "SDPA"
-    rows = experiments.list_attention(experiments.read_cells(), [])
-    assert {"eager", "SDPA", "eager, compiled"} <= {row["name"] for row in rows}
-    full = {row["name"]: row for row in rows if not row["causal"]}
-    assert full["eager"]["ms"] > 3 * full["SDPA"]["ms"]
 
 
 def test_tables_of_recorded_modes():
@@ -136,22 +108,6 @@ def test_tables_of_recorded_modes():
     *verdicts, offered = experiments.judge_claim(cells, choices).splitlines()
     assert "persistent-tma" in offered and all(line.endswith("on an H200") for line in verdicts)
     assert "×" in experiments.describe_limit(cells, exercises.roof())
-
-
-def test_the_chart_of_cases_says_what_pays():
-    rows = [make_row(case, 1.2 if case.reduces else 0.9) for case in pointwise.CASES]
-    record = results.Record(results.make_record("ch14_compiled_pointwise", rows, ""), live=False)
-    assert "RMS norm" in figures.draw_pointwise(record).description
-    failed = rows[:-1] + [pointwise.CASES[-1].describe() | {"status": "failed", "reason": LONG_REASON}]
-    record = results.Record(results.make_record("ch14_compiled_pointwise", failed, ""), live=False)
-    picture = figures.draw_pointwise(record)
-    assert "largest of all (failed)" in picture.description
-    assert "failed" in [text.get_text() for text in picture.axes[0].texts] and picture.axes[0].get_legend()
-    assert "an illegal memory access was encountered" in str(exercises.tabulate_pointwise(record))
-    assert "the process" not in str(exercises.tabulate_pointwise(record))
-    assert "not timed" in figures.draw_pointwise(
-        exercises.results.Record(results.make_record("ch14_compiled_pointwise", [], ""), live=False)
-    )
 
 
 @pytest.mark.compile

@@ -12,10 +12,10 @@ NOTEBOOKS = ROOT / "notebooks"
 VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_gemm.ipynb")
 SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_gemm.ipynb")
 ANSWERS = {
-    "Exercise 2": "mended_pointers",
-    "Exercise 3": "my_gemm",
-    "Exercise 4": "my_coordinates",
-    "Exercise 5": "my_persistent",
+    "Exercise 2": ["mended_pointers"],
+    "Exercise 3": ["my_gemm"],
+    "Exercise 4": ["my_coordinates"],
+    "Exercise 5": ["whole_gemm", "prepare_whole"],
 }
 pytestmark = pytest.mark.compile
 
@@ -74,8 +74,8 @@ def test_a_wrong_version_fails(name, change):
 
 def test_the_solutions_pass():
     exercises.check_fit(*define(SOLUTIONS, "prepare_persistent"), {"num_stages": 3, "epilogue_subtile": 2})
-    for exercise, name in ANSWERS.items():
-        exercises.CHECKS[exercise](*define(SOLUTIONS, name))
+    for exercise, names in ANSWERS.items():
+        exercises.CHECKS[exercise](*define(SOLUTIONS, *names))
 
 
 @pytest.mark.planted
@@ -95,14 +95,12 @@ def test_a_wrong_choice_fails(num_stages, epilogue_subtile, reason):
         exercises.check_fit(*define(VERSIONS, "prepare_persistent"), options)
 
 
-ACC = "        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k"
+ACC = "        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for step"
 ONCE = (
     "        if tile_id == tl.program_id(0):\n"
-    "            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for k"
+    "            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)\n        for step"
 )
-TILES = "range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tiles_n, PROGRAMS)"
-ALL = "tl.cdiv(M, BLOCK_M) * tiles_n"
-SHARE = f"tl.cdiv({ALL}, PROGRAMS)"
+TILES = "tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True)"
 RASTER = "within // columns, first_n + within % columns"
 
 
@@ -127,38 +125,44 @@ RASTER = "within // columns, first_n + within % columns"
         ("Exercise 4", ("min(tiles_n - first_n, GROUP_N)", "GROUP_N"), "nobody computes"),
         ("Exercise 4", (RASTER, "tile_id // tiles_n, tile_id % tiles_n"), "first group"),
         ("Exercise 4", (RASTER, "within % tiles_m, first_n + within // tiles_m"), "share row 0"),
-        ("Exercise 5", ("tiles_n, PROGRAMS)", "tiles_n - 1, PROGRAMS)"), ""),
-        ("Exercise 5", ("tl.program_id(0), tl.cdiv", "0, tl.cdiv"), ""),
-        ("Exercise 5", (TILES, f"range(0, {ALL})"), "several programs compute tile 0"),
+        ("Exercise 5", ("tiles_m * tiles_n, PROGRAMS", "tiles_m * tiles_n - 1, PROGRAMS"), "not finite"),
+        ("Exercise 5", (TILES, "range(0, tiles_m * tiles_n)"), "several programs compute tile 0"),
         (
             "Exercise 5",
-            (TILES, f"range(tl.program_id(0) * {SHARE}, min({ALL}, (tl.program_id(0) + 1) * {SHARE}))"),
-            "program 0 computes tile 1, which is for program 1 of 3 alone",
+            (
+                TILES,
+                "range(tl.program_id(0) * 4, min(tiles_m * tiles_n, tl.program_id(0) * 4 + 4 * PROGRAMS))",
+            ),
+            "several programs|not finite",
         ),
         (
             "Exercise 5",
-            (TILES, f"range(PROGRAMS - 1 - tl.program_id(0), {ALL}, PROGRAMS)"),
-            "program 2 computes tile 0, which is for program 0 of 3 alone",
+            (TILES, "range(tl.program_id(0) * 4, min(tiles_m * tiles_n, tl.program_id(0) * 4 + 4))"),
+            "3 programs must share 9 tiles evenly, but they have 4, 4, 1",
         ),
+        ("Exercise 5", ("whole_gemm[(programs,)]", "whole_gemm[(programs + 1,)]"), "several|evenly"),
         ("Exercise 5", (ACC, ONCE), ""),
-        ("Exercise 5", ("tile_id // tiles_n * BLOCK_M", "tl.program_id(0) // tiles_n * BLOCK_M"), ""),
+        ("Exercise 5", ("min(tiles_m - first_m, 8)", "8"), ""),
+        ("Exercise 5", ("within // rows * BLOCK_N", "within % tiles_n * BLOCK_N"), ""),
+        ("Exercise 5", ("range(tl.cdiv(K, BLOCK_K))", "range(K // BLOCK_K)"), ""),
+        ("Exercise 5", ("b_desc.load([n, k]).T", "b_desc.load([k, n])"), ""),
+        ("Exercise 5", ("num_stages=3", "num_stages=1"), "three stages"),
+        ("Exercise 5", ("num_stages=3", "num_stages=8"), "shared memory"),
     ],
 )
 def test_a_wrong_answer_fails(exercise, change, reason):
     with pytest.raises(AssertionError, match=reason):
-        exercises.CHECKS[exercise](*define(SOLUTIONS, ANSWERS[exercise], change=change))
+        exercises.CHECKS[exercise](*define(SOLUTIONS, *ANSWERS[exercise], change=change))
 
 
 @pytest.mark.parametrize("exercise", ["Exercise 3", "Exercise 4", "Exercise 5"])
 def test_a_stub_is_not_solved_yet(exercise):
     with pytest.raises(NotImplementedError):
-        exercises.CHECKS[exercise](*define(VERSIONS, ANSWERS[exercise]))
+        exercises.CHECKS[exercise](*define(VERSIONS, *ANSWERS[exercise]))
 
 
 def test_who_computes_a_tile_is_judged_in_a_process_of_its_own_where_there_is_a_gpu():
     """A process that compiles cannot interpret."""
-    wrong = define(SOLUTIONS, "my_persistent", change=(TILES, f"range(0, {ALL})"))
-    with pytest.raises(
-        AssertionError, match="several programs compute tile 0, .* alone .in the interpreter."
-    ):
-        lesson.check_interpreted(exercises.check_persistent, *wrong)
+    wrong = define(SOLUTIONS, *ANSWERS["Exercise 5"], change=(TILES, "range(0, tiles_m * tiles_n)"))
+    with pytest.raises(AssertionError, match="several programs compute tile 0, .* .in the interpreter."):
+        lesson.check_interpreted(exercises.check_whole, *wrong)

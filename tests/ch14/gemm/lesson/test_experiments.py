@@ -65,20 +65,3 @@ def test_each_build_is_made_once_and_before_the_first_is_timed(monkeypatch):
     assert (
         len(timed) == 4 and 2 <= len(built) < 4 and set(built) == {"ch14.gemm.kernels:gemm_persistent_kernel"}
     )
-
-
-def test_a_row_shows_the_figures_of_its_last_timing():
-    alone = {"kernel": "a", "ms": 1.0, "peer_ms": 0.9, "ratio": 0.9, "spread": 0.1}
-    assert experiments.last_timing(alone) == alone | {"timed": "alone"}
-    again = experiments.last_timing(alone | {"final_ms": 2.0, "final_ratio": 0.8})
-    assert (again["ms"], again["ratio"], again["timed"]) == (2.0, 0.8, "side by side")
-    assert again["peer_ms"] == pytest.approx(1.6) and "spread" not in again  # that of the first timing
-
-
-@pytest.mark.compile
-def test_the_builds_for_all_targets_have_complete_names(monkeypatch):
-    monkeypatch.setattr(device, "TARGETS", ("sm_80", "sm_90a", "sm_120a"))
-    rows = experiments.compile_for_targets()
-    assert len(rows) == 9 * len(device.TARGETS[1:]) and all(row["name"].endswith(" plain") for row in rows)
-    started = {row["name"] for row in rows if row["set"] == "proposed" and row["status"] == "ok"}
-    assert started == {"128×128×64 · 8 warps · 3 stages · plain", "64×64×64 · 4 warps · 2 stages · plain"}

@@ -1,15 +1,18 @@
 """The exercise that writes a check: the solution passes, and each check that lacks one precaution fails."""
 
-import json
+import functools
+import math
 import re
+import statistics
 
 import pytest
 import torch
 
-from ch14.sweep.lesson import exercises
+from ch10.wgmma_gemm.choice import predict_us
+from ch14.sweep.lesson import exercises, held_out
 from tilelab import ROOT
 from tilelab.cells import lesson
-from tilelab.runtime import device
+from tilelab.runtime import choice, device
 from tilelab.sweeps import faults
 
 SOLUTIONS = ROOT / "notebooks" / "solutions" / "ch14_sweep.ipynb"
@@ -32,12 +35,9 @@ def define(name, *change):
     )
     text = cell.partition("check.check_exercise")[0]
     assert not change or change[0] in text
-    names = {"json": json, "faults": faults}
+    names = {"faults": faults}
     exec(text.replace(*change) if change else text, names)
     return names[name]
-
-
-FOR = "for line in text.splitlines():"
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,6 @@ FOR = "for line in text.splitlines():"
         ("contenders", "contenders", ("<= fastest", "< fastest"), "without a margin"),
         ("contenders", "contenders", ('row["status"] == "ok"', '"ms" in row'), "one per cent"),
         ("contenders", "contenders", ("min(", "max("), "one per cent"),
-        # the last line always dropped, the first row kept, keys without rows
-        ("journal", "rows_of", (FOR, "for line in text.splitlines()[:-1]:"), "the last row is whole"),
-        ("journal", "rows_of", (FOR, 'for line in text.split("\\n")[:-1]:'), "without the end of its line"),
-        (
-            "journal",
-            "rows_of",
-            ('found[row["key"]] = row', 'found.setdefault(row["key"], row)'),
-            "half a row",
-        ),
         # a constant text, another limit, no full stop, every configuration
         ("reject", "Careful", ("{config.block:,} elements", "2,048 elements"), "for 4,096 elements"),
         ("reject", "Careful", ("> 1024", ">= 1024"), "1,024 elements are fine"),
@@ -75,7 +66,6 @@ def test_a_wrong_answer_fails(check, name, change, says):
 @pytest.mark.compile
 def test_the_other_solutions_pass():
     exercises.check_contenders(define("contenders"))
-    exercises.check_journal(define("rows_of"))
     exercises.check_reject(define("Careful")(compile_for="sm_90a"))
 
 
@@ -96,3 +86,89 @@ def test_the_solution_passes():
 def test_a_check_without_one_precaution_fails(change, says):
     with pytest.raises(AssertionError, match=says):
         exercises.check_judge(define_judge(*change))
+
+
+# ---- the choice that is judged on held-out shapes
+
+
+@functools.cache
+def define_choice(*changes):
+    """Return the solution's `choose`, in which pieces of text are changed."""
+    cell = next(text for text in lesson.notebook_texts(SOLUTIONS) if "def choose" in text)
+    text = cell.partition("check.check_exercise")[0]
+    names = {"math": math, "statistics": statistics, "held_out": held_out}
+    for change in changes:
+        assert change[0] in text
+        text = text.replace(*change)
+    exec(text, names)
+    return names["choose"]
+
+
+def look_up(shape, candidates, rows):
+    near = min(rows, key=lambda known: held_out.measure_distance(known, shape))
+    return min(candidates, key=lambda name: rows[near].get(name, math.inf))
+
+
+def rank_by_rows(shape, candidates, rows):
+    """Return the family that is best by the mean of its ratios at the nearest rows, without a model."""
+    near = sorted(rows, key=lambda known: held_out.measure_distance(known, shape))[:8]
+
+    def lose(name):
+        return statistics.mean(rows[known].get(name, 1e9) / min(rows[known].values()) for known in near)
+
+    return min(candidates, key=lose)
+
+
+def read_the_answers(shape, candidates, rows):
+    times = held_out.read_times()[1][shape]
+    return min(times, key=times.get)
+
+
+def ask_the_product(shape, candidates, rows):
+    """Return what chapter 10's GEMM chooses: its table holds the held-out rows."""
+    predicted = {name: predict_us(config, *shape, 132) for name, config in candidates.items()}
+    return choice.rank("wgmma_gemm", held_out.GPU, predicted, *shape)[0][0]
+
+
+def learn_from_more_rows(shape, candidates, rows):
+    """Return the solution's choice by the held-out rows of other shapes too."""
+    more = {other: times for other, times in held_out.read_times()[1].items() if other != shape}
+    return define_choice()(shape, candidates, held_out.read_times()[0] | more)
+
+
+def model_alone(shape, candidates, rows):
+    return min(candidates, key=lambda name: predict_us(candidates[name], *shape, 132))
+
+
+# The solution with chapter 10's model in place of its own.
+WITH_THEIR_MODEL = (
+    ("expect_us(held", "predict_us(held"),
+    ("expect_us(candidates[name], *shape)", "predict_us(candidates[name], *shape, 132)"),
+    ("[name], *known)", "[name], *known, 132)"),
+    ("def choose", "from ch10.wgmma_gemm.choice import predict_us\n\n\ndef choose"),
+)
+
+
+@pytest.mark.parametrize("choose", [define_choice(), define_choice(*WITH_THEIR_MODEL)])
+def test_a_choice_that_learns_passes(choose):
+    exercises.check_choice(choose)
+
+
+@pytest.mark.parametrize(
+    "choose, where",
+    [
+        (lambda shape, candidates, rows: next(iter(candidates)), "here"),
+        (lambda shape, candidates, rows: "128×128", "none of the candidates"),
+        (look_up, "here"),
+        (rank_by_rows, "here"),
+        (define_choice(("+ statistics.mean(errors) ", "")), "here"),
+        (define_choice(("waves * ", "")), "here"),
+        (model_alone, "where clusters take"),
+        (read_the_answers, "where clusters take"),
+        (ask_the_product, "where clusters take"),
+        (learn_from_more_rows, "where clusters take"),
+    ],
+)
+def test_a_choice_that_does_not_learn_fails(choose, where):
+    with pytest.raises(AssertionError, match=where):
+        exercises.check_choice(choose)
