@@ -487,21 +487,24 @@ def _hash_without_constants(kernel, prepare: Callable) -> str:
     return triton_cell.code_hash(kernel, prepare, with_options=False)
 
 
-def register(experiment: str, notebook: str, *kernels: str, sweep: bool = False) -> None:
+def register(experiment: str, notebook: str | Sequence[str], *kernels: str, sweep: bool = False) -> None:
     """Make known which kernels of a notebook's cells an experiment measures, so that its record can be found stale.
 
+    Several notebooks are read in their order: where two define the same name, the last definition counts.
     A kernel is the name of a CUDA kernel, or a Triton function and what prepares it, such as
     "gemm_ring:prepare_ring(stages=4)", with the keyword arguments of a functools.partial.
     `sweep` says that it is one of `Ladder.sweep`, whose constants are not those of the cells.
     """
-    path = ROOT / "notebooks" / f"{notebook}.ipynb"
+    names = (notebook,) if isinstance(notebook, str) else notebook
+    paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in names]
 
     def source() -> str:
-        found = cuda_magic.notebook_kernels(path)
+        found = {name: kernel for path in paths for name, kernel in cuda_magic.notebook_kernels(path).items()}
+        texts = [text for path in paths for text in notebook_texts(path)]
         codes = [
             found[name].source_hash(with_constants=not sweep)
             if ":" not in name
-            else triton_cell.registered_hash(path, name, with_options=not sweep)
+            else triton_cell.registered_hash(texts, name, with_options=not sweep)
             for name in kernels
         ]
         return ladder_hash(sorted(set(codes)) if sweep else codes)

@@ -120,7 +120,7 @@ def _used_names(statement: ast.stmt) -> set[str]:
 
 
 def collect(texts: Iterable[str], *names: str) -> list[str]:
-    """Return the texts of the definitions of `names`, of all that they use, and of the imports, in their order.
+    """Return the texts of the imports, then of the definitions of `names` and of all that they use, in their order.
 
     Where a name is defined twice, the last definition counts.
     """
@@ -135,7 +135,8 @@ def collect(texts: Iterable[str], *names: str) -> list[str]:
         if name not in definitions or name in wanted:
             continue
         order, statement, code = definitions[name]
-        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        is_import = isinstance(statement, (ast.Import, ast.ImportFrom))
+        if is_import:
             alias = next(
                 each for each in statement.names if (each.asname or each.name.partition(".")[0]) == name
             )
@@ -145,9 +146,9 @@ def collect(texts: Iterable[str], *names: str) -> list[str]:
                 else ast.ImportFrom(statement.module, [alias], statement.level)
             )
             code = ast.unparse(kept)
-        wanted[name] = order, code
+        wanted[name] = not is_import, order, code
         open_names += _used_names(statement)
-    return list(dict.fromkeys(code for _, code in sorted(wanted.values())))
+    return list(dict.fromkeys(code for *_, code in sorted(wanted.values())))
 
 
 def hash_of(texts: Iterable[str], *names: str, options: dict | None = None) -> str:
@@ -178,14 +179,14 @@ def code_hash(kernel: Any, prepare: Callable | None = None, with_options: bool =
     return hash_of(texts, *names, options=options if with_options else {})
 
 
-def registered_hash(path: pathlib.Path, version: str, with_options: bool = True) -> str:
-    """Return `code_hash` of a version from the notebook's file: "kernel:prepare" or "kernel:prepare(stages=4)"."""
+def registered_hash(texts: Sequence[str], version: str, with_options: bool = True) -> str:
+    """Return `code_hash` of a version from the texts of cells: "kernel:prepare" or "kernel:prepare(stages=4)"."""
     kernel, _, prepare = version.partition(":")
     call = ast.parse(prepare or "None", mode="eval").body
     options = {each.arg: ast.literal_eval(each.value) for each in getattr(call, "keywords", [])}
     function = getattr(getattr(call, "func", call), "id", None)
     names = [kernel, *([function] if function else [])]
-    return hash_of(notebook_texts(path), *names, options=options if with_options else {})
+    return hash_of(texts, *names, options=options if with_options else {})
 
 
 def define(text: str, names: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -164,6 +164,6 @@ def draw_gemm(config: Any, m: int, n: int, k: int) -> plots.Picture:
     return figure.describe(
         f"Left: A, B and C in global memory. A tile of {bm} × {bn} of C needs a row of tiles of A and a column of "
         f"tiles of B; one step of K is a tile of {bm} × {bk} of A and one of {bk} × {bn} of B. Right: TMA loads the "
-        f"steps into a ring of {stages} stages of {size_a + size_b:g} KB each. The tensor core reads a stage and adds "
+        f"steps into a ring of {stages} stages of {size_a + size_b:g} KiB each. The tensor core reads a stage and adds "
         f"to its sums in registers. C is staged in shared memory{parts}, and TMA stores it."
     )

@@ -145,7 +145,7 @@ def stale_reason(record: dict, source: str) -> str:
 class Table:
     """Rows of texts with a caption that states their origin. Only a notebook needs pandas to show them.
 
-    A notebook shows the first `folded` rows only when the reader opens them.
+    A notebook shows the first `folded` rows only when the reader opens them; they may be all rows.
     """
 
     columns: list[str]
@@ -170,6 +170,8 @@ class Table:
             part.to_html(index=False, border=0)
             for part in (self.frame[: self.folded], self.frame[self.folded :])
         )
+        if self.folded == len(self.rows) > 0:
+            return f"<p>{html.escape(self.caption)}</p>\n<details><summary>the table</summary>\n{first}\n</details>"
         earlier = f"<details><summary>{self.folded} earlier rows</summary>\n{first}\n</details>\n"
         return f"<p>{html.escape(self.caption)}</p>\n{earlier if self.folded else ''}{rest}"
 

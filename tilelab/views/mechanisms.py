@@ -1,7 +1,7 @@
 """Compute four mechanisms of the course step by step: the ring, the warp roles, the raster and softmax in pieces.
 
 Each is a small simulation of its rules. It returns a list of states, one per step, with a sentence `say` in each.
-tilelab/views/steps.py draws them.
+tilelab/views/stepper.py draws them.
 """
 
 from __future__ import annotations
@@ -284,7 +284,8 @@ def format_number(value: float) -> str:
 
 def run_softmax() -> list[dict]:
     """Return the states of one row of attention in pieces, with weights as powers of two."""
-    row_max, row_sum, out, weights = float("-inf"), 0.0, [0.0, 0.0], []
+    row_max, row_sum, out = float("-inf"), 0.0, [0.0, 0.0]
+    weights: list[float] = []
     steps: list[dict] = []
 
     def keep(say: str, blocks: int, rescale: tuple = (), new: bool = False) -> None:

@@ -11,7 +11,7 @@ from ch10.tile_pipeline.lesson.figures import BLUE, GREEN, ORANGE
 from tilelab.pictures import plots
 from tilelab.pictures.diagrams import box, lighten
 
-TONES = {"wait": "none", "load": BLUE, "product": GREEN, "store": ORANGE}  # by event
+TONES = {"wait": "none", "load": BLUE, "product": GREEN, "softmax": "#F0E442", "store": ORANGE}  # by event
 
 
 def _stack_rows(rows: Sequence[dict]) -> list[tuple[int, dict]]:
@@ -25,7 +25,7 @@ def _stack_rows(rows: Sequence[dict]) -> list[tuple[int, dict]]:
 
 
 def draw_timeline(rows: Sequence[dict], *, title: str, source: str = "") -> plots.Picture:
-    """Draw who did what when, from rows with role, event (wait, load, product, store), step, tile, begin and end in
+    """Draw who did what when, from rows with role, event (one of TONES), step, tile, begin and end in
     cycles.
 
     Time begins with the first row. Events of every other tile are lighter, and a bar shows its step where there is

@@ -234,15 +234,31 @@ def find_block_cycles(recording: dict) -> float:
     )
 
 
+def find_softmax(rows: list[dict]) -> list[dict]:
+    """Return a row for each softmax of the consumers with the rescaling after it, which have no scope of their own.
+
+    It begins where the consumer has waited for Q K^T, and ends at the consumer's next wait.
+    """
+    found = []
+    for row in rows:
+        if row["kind"] == "product" and row["stage"] < CONFIG.num_stages:
+            waits = (each["begin"] for each in rows if each["lane"] == row["lane"] and each["kind"] == "wait")
+            end = min((begin for begin in waits if begin >= row["end"]), default=row["end"])
+            found.append({**row, "kind": "softmax", "begin": row["end"], "end": end})
+    return found
+
+
 def draw_still(recording: dict, until: int, origin: str) -> plots.Picture:
-    """Return a picture of the first `until` cycles, with a row for each role. A product bears its block's number."""
+    """Return a picture of the first `until` cycles, with a row for each role. A bar bears its block's number."""
+    rows = timeline.as_rows(recording)
     rows = [
         {**row, "role": row["lane"], "event": row["kind"]}
-        for row in timeline.as_rows(recording)
+        for row in rows + find_softmax(rows)
         if row["end"] <= until
     ]
     return figures.draw_timeline(rows, title="What one program does, and when", source=origin).describe(
-        f"A row for each warp role of one program, over {until:,} cycles: its loads, waits, products and stores. The "
+        f"A row for each warp role of one program, over {until:,} cycles: its loads, waits, products, softmax and "
+        "stores. While a consumer computes the softmax of a block, its product P V of the block before runs, and the "
         f"products of the two consumers overlap. A block takes {find_block_cycles(recording):,.0f} cycles."
     )
 

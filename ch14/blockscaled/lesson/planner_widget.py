@@ -6,6 +6,7 @@ planner_widget.Planner()  # in a notebook; planner_widget.Planner("sm_90a") for 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import html
 
@@ -135,12 +136,12 @@ def draw_attempts() -> plots.Picture:
 
 
 def plan_table(plan: Plan) -> results.Table:
-    """Return the plan as a table."""
+    """Return the plan as a table that a notebook folds: the picture shows the same."""
     stages = {"C": plan.c_stages, "barriers": ""}
     smem = [("shared, B", name, stages.get(name, plan.ab_stages), size) for name, size in plan.smem.items()]
     tmem = [("TMEM, columns", name, "", columns) for name, columns in plan.tmem.items()]
     rows = [dict(zip(("memory", "holds", "stages", "takes"), cells)) for cells in smem + tmem]
-    return results.table(rows, plan.sentence)
+    return dataclasses.replace(results.table(rows, plan.sentence), folded=len(rows))
 
 
 # ---- the widget

@@ -398,6 +398,12 @@ def test_show(on):
     assert repr(results.Record(results.make_record("gemm", [], ""), live=True)).startswith("gemm: live")
 
 
+def test_a_table_may_be_folded_as_a_whole():
+    shown = dataclasses.replace(results.table([{"n": 1}, {"n": 2}], "two rows"), folded=2)
+    before, inside = shown._repr_html_().split("<details>")
+    assert "<tr" not in before and inside.count("<tr") == 3 and inside.endswith("</details>")
+
+
 def test_a_table_is_printed_without_pandas(monkeypatch):
     rows = [
         {"name": "first", "ms": 2, "note": None},

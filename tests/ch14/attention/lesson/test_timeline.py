@@ -135,6 +135,19 @@ def test_a_block_takes_the_time_between_two_products_of_one_tile():
     assert "one program" in recorder.draw_still(recording, 3000, "made up").get_suptitle()
 
 
+def test_a_softmax_reaches_from_its_scores_to_the_next_wait_and_lies_over_a_product_with_v():
+    rows = timeline.as_rows(
+        results.load_record("ch14_attention_timeline", recorder.source()).rows[0]["recording"]
+    )
+    found = recorder.find_softmax(rows)
+    assert len(found) == 2 * 2 * 16  # consumers, tiles, blocks
+    for row in found:
+        others = [each for each in rows if each["lane"] == row["lane"] and each["begin"] < row["end"]]
+        assert not any(each["kind"] == "wait" and each["end"] > row["begin"] for each in others)
+        last = [each for each in others if each["kind"] == "product" and each["end"] > row["begin"]]
+        assert len(last) == (row["step"] > 0) and all(each["step"] == row["step"] - 1 for each in last)
+
+
 def test_the_record_shows_what_the_notebook_says():
     recording = results.load_record("ch14_attention_timeline", recorder.source()).rows[0]["recording"]
     rows = timeline.as_rows(recording)

@@ -3,13 +3,14 @@
 import pytest
 from view_pages import opened, photograph
 
-from tilelab.views import steps
+from tilelab.views import stepper
 
 pytestmark = pytest.mark.browser
 # What is wrong at any step: words that overlap, leave their panel or are small, and a view that changes its height.
 CROWDED = """() => {
-    const view = document.querySelector(".tiles-steps"), next = view.querySelector("[aria-label^='Next']"), found = [];
-    const height = view.offsetHeight, meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 0.5
+    const view = document.querySelector(".tiles-stepper"), found = [];
+    const next = view.querySelector("[aria-label^='Next']"), height = view.offsetHeight;
+    const meet = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 0.5
         && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
     for (let step = -1; step !== view.dataset.step; next.click()) {
         step = view.dataset.step;
@@ -37,12 +38,12 @@ def press(page, *keys):
 
 
 def find_step(page):
-    return int(page.locator(".tiles-steps").get_attribute("data-step"))
+    return int(page.locator(".tiles-stepper").get_attribute("data-step"))
 
 
 def test_buttons_and_keys_go_from_step_to_step(browser, tmp_path):
-    data = steps.make_data("ring")
-    with opened(browser, tmp_path, steps.show("ring")) as page:
+    data = stepper.make_data("ring")
+    with opened(browser, tmp_path, stepper.show("ring")) as page:
         sentence = page.locator(".sentence")
         page.get_by_role("button", name="Next step").click()
         assert find_step(page) == 1 and sentence.inner_text() == data["steps"][1]["say"]
@@ -60,15 +61,15 @@ def test_buttons_and_keys_go_from_step_to_step(browser, tmp_path):
 
 
 def test_any_way_to_a_step_shows_the_same(browser, tmp_path):
-    with opened(browser, tmp_path, steps.show("roles")) as page:
+    with opened(browser, tmp_path, stepper.show("roles")) as page:
         press(page, *["n"] * 9)
         forwards = page.locator(".plots").inner_html()
-        press(page, "End", *["p"] * (len(steps.make_data("roles")["steps"]) - 10))
+        press(page, "End", *["p"] * (len(stepper.make_data("roles")["steps"]) - 10))
         assert find_step(page) == 9 and page.locator(".plots").inner_html() == forwards
 
 
 def test_play_goes_on_and_stops(browser, tmp_path):
-    with opened(browser, tmp_path, steps.show("softmax")) as page:
+    with opened(browser, tmp_path, stepper.show("softmax")) as page:
         page.clock.install()
         press(page, " ")
         page.clock.run_for(4000)
@@ -84,7 +85,7 @@ def test_play_goes_on_and_stops(browser, tmp_path):
 
 
 def test_one_tab_stop_for_the_buttons_and_keys_stay_in_the_view(browser, tmp_path):
-    with opened(browser, tmp_path, steps.show("ring")) as page:
+    with opened(browser, tmp_path, stepper.show("ring")) as page:
         page.evaluate("document.body.addEventListener('keydown', () => { window.leaked = true; })")
         stops = []
         for _ in range(2):
@@ -97,15 +98,15 @@ def test_one_tab_stop_for_the_buttons_and_keys_stay_in_the_view(browser, tmp_pat
         assert stops == ["button", "plots"] and not page.evaluate("window.leaked")
 
 
-@pytest.mark.parametrize("name", steps.MECHANISMS)
+@pytest.mark.parametrize("name", stepper.MECHANISMS)
 def test_every_word_of_every_step_has_room(browser, tmp_path, name):
-    with opened(browser, tmp_path, steps.show(name)) as page:
+    with opened(browser, tmp_path, stepper.show(name)) as page:
         for width, scheme in ((390, "dark"), (1280, "light"), (1920, "dark")):
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme=scheme)
             press(page, "Home")
             assert not page.evaluate(CROWDED), width
-            assert find_step(page) == len(steps.make_data(name)["steps"]) - 1
+            assert find_step(page) == len(stepper.make_data(name)["steps"]) - 1
             assert page.evaluate("document.documentElement.scrollWidth") <= width
-            press(page, "Home", *["n"] * steps.MECHANISMS[name].still[-1])
-            photograph(page, f"steps_{name}_{width}_{scheme}")
+            press(page, "Home", *["n"] * stepper.MECHANISMS[name].still[-1])
+            photograph(page, f"stepper_{name}_{width}_{scheme}")

@@ -16,7 +16,7 @@ function render({ model, el }) {
   const plots = h("div", { class: "plots", tabindex: 0, role: "application", "aria-roledescription": "diagram in steps",
     "aria-label": `${title}. Left and right go from step to step, Home and End to the first and the last, Space plays.` }, pictures);
   const tools = h("div", { class: "tools", role: "toolbar", "aria-label": "Steps" }, buttons, count);
-  const root = h("div", { class: "tiles-view tiles-steps", role: "group", "aria-label": title },
+  const root = h("div", { class: "tiles-view tiles-stepper", role: "group", "aria-label": title },
     h("p", { class: "head" }, h("strong", {}, title)), tools, sentence, plots,
     h("p", { class: "legend" }, legend.map(([colour, words]) => h("span", {}, h("i", { style: `background: var(--${colour})` }), words))),
     h("p", { class: "keys" }, "← → or P and N go from step to step, Home and End to the first and the last, Space plays. What a step changes is underlined."));
