@@ -5,17 +5,14 @@ Tests use it to compare what a launch looks up in the compiler's cache with what
 
 import contextlib
 import dataclasses
-import os
-import subprocess
-import sys
+import functools
 
 import triton
+from script_server import ScriptServer
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 from triton.runtime import driver
 
-from tilelab import ROOT
-from tilelab.course import notebook
 from tilelab.runtime import build_worker
 
 HOPPER, noted = GPUTarget("cuda", 90, 32), set()
@@ -58,11 +55,11 @@ def list_build_lookups(jobs) -> set:
     return set(noted)
 
 
-def run(script: str) -> None:
-    """Run a script in a process of its own; AssertionError with its last words when it fails."""
-    env = notebook.child_env(TRITON_INTERPRET="0")
-    env["PYTHONPATH"] += os.pathsep + str(ROOT / "tests")
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+@functools.cache
+def _start_server() -> ScriptServer:
+    return ScriptServer()
+
+
+def run(script: str) -> str:
+    """Run a script in a process of its own and return what it prints; AssertionError when it fails."""
+    return _start_server().run(script)

@@ -3,58 +3,35 @@
 Tests use it to compare what the driver is given by a plan with what Triton or a fresh launch gives it.
 """
 
+import atexit
 import ctypes
-import os
+import functools
 import shutil
 import subprocess
-import sys
 import tempfile
 
+from script_server import ScriptServer
+
 from tilelab import ROOT
-from tilelab.course import notebook
 
 COMPILER = shutil.which("cc")
-BEGIN = """
-import pretended_gpu
-pretended_gpu.begin()
-"""
+BEGIN = "import pretended_gpu\npretended_gpu.begin()"
+
+
+@functools.cache
+def _start_server() -> ScriptServer:
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    driver = ["-o", f"{folder}/libcuda.so.1", str(ROOT / "tests" / "pretended_driver.c")]
+    subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", *driver, "-ldl"], check=True)
+    # Triton's launcher is built against this driver, so it has a cache of its own.
+    paths = {"LD_LIBRARY_PATH": folder, "TRITON_LIBCUDA_PATH": folder}
+    return ScriptServer(BEGIN, TRITON_CACHE_DIR=f"{folder}/triton", **paths)
 
 
 def run(script: str) -> str:
     """Run a script after `begin` in a process of its own, and return what it prints; AssertionError when it fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        tests = ROOT / "tests"
-        subprocess.run(
-            [
-                COMPILER,
-                "-O1",
-                "-shared",
-                "-fPIC",
-                "-o",
-                f"{folder}/libcuda.so.1",
-                str(tests / "pretended_driver.c"),
-                "-ldl",
-            ],
-            check=True,
-        )
-        # Triton's launcher is built against this driver, so it has a cache of its own.
-        env = notebook.child_env(
-            TRITON_INTERPRET="0",
-            TRITON_CACHE_DIR=f"{folder}/triton",
-            LD_LIBRARY_PATH=folder,
-            TRITON_LIBCUDA_PATH=folder,
-        )
-        env["PYTHONPATH"] += os.pathsep + str(tests)
-        done = subprocess.run(
-            [sys.executable, "-c", BEGIN + script],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=env,
-            cwd=ROOT,
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return _start_server().run(script)
 
 
 def begin() -> None:

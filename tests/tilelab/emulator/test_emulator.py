@@ -538,7 +538,7 @@ def test_a_product_that_reads_too_early_or_too_late_is_named_or_wrong(step, chan
             ("named_barrier_sync(barrier, 128)", "named_barrier_sync(barrier, 256)"),
             "waits for ever in named_barrier_sync.. at barrier 1, where 128 of 256 threads have arrived",
         ),
-        (IN_CLUSTER, ("    if (CLUSTER > 1) cluster_arrive(), cluster_wait();\n}", "}"), "has ended already"),
+        (IN_CLUSTER, ("    if (MULTICAST) cluster_arrive(), cluster_wait();\n}", "}"), "has ended already"),
     ],
 )
 def test_a_broken_rule_of_products_is_named(step, change, reason):
