@@ -1,6 +1,6 @@
 """Show a mechanism (`tilelab.views.mechanisms`) step by step in the view `stepper`, which needs no kernel.
 
-    stepper.show("ring")  # at the end of a notebook cell; a saved notebook keeps a picture of some of the steps
+    stepper.show("ring")  # at the end of a notebook cell; a saved notebook keeps a picture of some of them
 
 A drawing is a list of panels. A panel has the same shapes in every step; only their attributes change.
 """
@@ -8,14 +8,16 @@ A drawing is a list of panels. A panel has the same shapes in every step; only t
 from __future__ import annotations
 
 import dataclasses
-import html
 import itertools
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from matplotlib.patches import Rectangle
+
 from tilelab import views
+from tilelab.pictures import plots
 from tilelab.views import mechanisms
 from tilelab.views.mechanisms import format_number
 
@@ -103,30 +105,36 @@ def draw_roles(state: dict) -> list[dict]:
     return [_panel("stages", 234, shapes), _panel("roles", 234, _draw_doing(state["doing"]))]
 
 
-def _draw_runs(tiles: list[tuple[int, int]], size: float, x: float, y: float) -> Shape:
-    """Draw (row, column) tiles of a map as the path of a rectangle for each run within a row."""
+def _boxes(boxes: Iterable[tuple[float, float, float, float]], fill: str) -> Shape:
+    """Return one shape for any number of boxes (x, y, width, height)."""
+    return {
+        "tag": "path",
+        "fill": fill,
+        "d": "".join(f"M{x:g} {y:g}h{w:g}v{h:g}h{-w:g}z" for x, y, w, h in boxes),
+    }
+
+
+def _draw_runs(tiles: list[tuple[int, int]], fill: str, size: float, x: float, y: float) -> Shape:
+    """Draw (row, column) tiles of a map, with one box for each run within a row."""
     runs: list[list[int]] = []
     for row, column in sorted(tiles):
         if runs and runs[-1][:2] == [row, column - runs[-1][2]]:
             runs[-1][2] += 1
         else:
             runs.append([row, column, 1])
-    boxes = (f"M{x + c * size:g} {y + r * size:g}h{n * size:g}v{size:g}h{-n * size:g}z" for r, c, n in runs)
-    return {"tag": "path", "fill": "wait", "d": "".join(boxes)}
+    return _boxes(((x + column * size, y + row * size, n * size, size) for row, column, n in runs), fill)
 
 
 def _draw_strips(held: dict[tuple[str, int], float], size: float, x: float, y: float) -> Shape:
     """Draw the strips of A on the left and those of B above, as deep as the share that L2 holds."""
-    d = ""
+    boxes = []
     strips = ((matrix, share, place, at) for at, ((matrix, place), share) in enumerate(held.items()))
     for (matrix, share, _), run in itertools.groupby(strips, lambda one: (*one[:2], one[2] - one[3])):
         places = [place for _, _, place, _ in run]
-        begin, end, deep = places[0] * size, (places[-1] + 1) * size, 24 * share
-        if matrix == "A":
-            d += f"M{x - 4} {y + begin:g}h{-deep:g}V{y + end:g}h{deep:g}z"
-        else:
-            d += f"M{x + begin:g} {y - 4}v{-deep:g}H{x + end:g}v{deep:g}z"
-    return {"tag": "path", "fill": "store", "d": d}
+        begin, length, deep = places[0] * size, len(places) * size, 24 * share
+        on_left, above = (x - 4 - deep, y + begin, deep, length), (x + begin, y - 4 - deep, length, deep)
+        boxes.append(on_left if matrix == "A" else above)
+    return _boxes(boxes, "store")
 
 
 def draw_raster(state: dict) -> list[dict]:
@@ -136,8 +144,8 @@ def draw_raster(state: dict) -> list[dict]:
         *before, wave = state[key]
         where = size, x, y = 4.75, 32, 52
         side, gib = mechanisms.TILES * size, wave["loaded"] / 1024
-        done = _draw_runs([tile for each in before for tile in each["tiles"]], *where)
-        running = _draw_runs(wave["tiles"], *where) | {"fill": "product"}
+        done = _draw_runs([tile for each in before for tile in each["tiles"]], "wait", *where)
+        running = _draw_runs(wave["tiles"], "product", *where)
         shapes = [_text(4, 16, name, bold=True), _box(x, y, side, side, "panel"), done, running]
         shapes += [_draw_strips(wave["held"], *where), _text(4, 44, "A"), _text(18, 32, "B")]
         shapes.append(_text(4, 378, f"this wave needs {wave['A']} strips of A and {wave['B']} of B"))
@@ -250,50 +258,55 @@ def make_data(name: str) -> dict:
     return {"title": mechanism.title, "legend": legend, "panels": drawn[0], "steps": steps}
 
 
-class Still:
-    """A picture of some steps of a mechanism under each other, for a page without scripts."""
-
-    def __init__(self, name: str):
-        mechanism, y = find_mechanism(name), 0
-        states = mechanism.run()
-        drawn = {step: mechanism.draw(states[step]) for step in mechanism.still}
-        wide = sum(panel["width"] + 20 for panel in drawn[mechanism.still[0]])
-        found = re.findall(r"--(\w+): (#\w+)", views.read_style("stepper"))
-        self._colours = {"none": "none", **dict(reversed(found))}  # of the light theme, which stands first
-        self._parts = [f'<rect width="{wide}" height="100%" fill="{self._colours["paper"]}"/>']
-        for step, panels in drawn.items():
-            for line in textwrap.wrap(f"Step {step}. {states[step]['say']}", wide // 8):
-                y += 20
-                self._add(_text(4, y, line))
-            for at, panel in enumerate(panels):
-                self._parts.append(f'<g transform="translate({at * (panel["width"] + 20)} {y + 12})">')
-                for shape in panel["shapes"]:
-                    self._add(shape)
-                self._parts.append("</g>")
-            y += 24 + panels[0]["height"]
-        x = 4
-        for colour, words in mechanism.legend.items():
-            self._add(_box(x, y, 22, 14, colour))
-            self._add(_text(x + 28, y + 12, words))
-            x += 48 + 8 * len(words)
-        size = f'width="{wide}" height="{y + 24}" viewBox="0 0 {wide} {y + 24}"'
-        font = 'font-size="13" font-family="DejaVu Sans, sans-serif"'
-        self.svg = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>{"".join(self._parts)}</svg>'
-        said = (states[step]["say"] for step in mechanism.still)
-        self.alt = " ".join([f"{mechanism.title}, in some of its steps.", *said])
-
-    def _add(self, shape: Shape) -> None:
-        shape = {
-            key: self._colours[value] if key in ("fill", "stroke") else value for key, value in shape.items()
-        }
-        tag, words = shape.pop("tag"), html.escape(shape.pop("text", ""))
-        attributes = "".join(f' {key}="{value}"' for key, value in shape.items())
-        self._parts.append(f"<{tag}{attributes}>{words}</{tag}>")
-
-    def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
-        return {"image/svg+xml": self.svg}, {"image/svg+xml": {"alt": self.alt}}
+def draw_still(name: str) -> plots.Picture:
+    """Return a picture of some steps of a mechanism under each other, for a page without scripts."""
+    mechanism, y = find_mechanism(name), 0
+    states = mechanism.run()
+    placed: list[tuple[float, float, Shape]] = []
+    for step in mechanism.still:
+        panels = mechanism.draw(states[step])
+        width = sum(panel["width"] + 20 for panel in panels)
+        for line in textwrap.wrap(f"Step {step}. {states[step]['say']}", width // 8):
+            y += 20
+            placed.append((4, y, _text(0, 0, line)))
+        for at, panel in enumerate(panels):
+            placed += [(at * (panel["width"] + 20), y + 12, shape) for shape in panel["shapes"]]
+        y += 24 + panels[0]["height"]
+    x = 4
+    for colour, words in mechanism.legend.items():
+        placed += [(x, y, _box(0, 0, 22, 14, colour)), (x, y, _text(28, 12, words))]
+        x += 48 + 8 * len(words)
+    found = re.findall(r"--(\w+): (#\w+)", views.read_style("stepper"))
+    colours = {"none": "none", **dict(reversed(found))}  # of the light theme, which stands first
+    figure = plots.Picture(figsize=(width / 100, (y + 24) / 100), dpi=100)
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(y + 24, 0))
+    axes.axis("off")
+    for dx, dy, shape in placed:
+        fill, edge = colours[shape["fill"]], colours[shape.get("stroke", "none")]
+        if shape["tag"] == "text":
+            align = {"start": "left", "middle": "center", "end": "right"}[shape["text-anchor"]]
+            style = {
+                "ha": align,
+                "fontsize": 9.36,
+                "fontweight": shape["font-weight"],
+                "color": fill,
+            }  # 13 pixels
+            axes.text(dx + shape["x"], dy + shape["y"], shape["text"], **style)
+            continue
+        if shape["tag"] == "path":
+            boxes = [
+                list(map(float, box)) for box in re.findall(r"M(\S+) ([^h]+)h([^v]+)v([^h]+)h", shape["d"])
+            ]
+        else:
+            boxes = [[shape[key] for key in ("x", "y", "width", "height")]]
+        for left, top, wide, high in boxes:
+            axes.add_patch(
+                Rectangle((dx + left, dy + top), wide, high, facecolor=fill, edgecolor=edge, linewidth=0.8)
+            )
+    said = (states[step]["say"] for step in mechanism.still)
+    return figure.describe(" ".join([f"{mechanism.title}, in some of its steps.", *said]))
 
 
 def show(name: str) -> views.View:
     """Return the view of a mechanism: "ring", "roles", "raster" or "softmax". ValueError for any other name."""
-    return views.View("stepper", make_data(name), picture=Still(name))
+    return views.View("stepper", make_data(name), picture=draw_still(name))
