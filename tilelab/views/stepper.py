@@ -198,7 +198,7 @@ MECHANISMS = {
         },
         mechanisms.run_ring,
         draw_ring,
-        still=(1, 6, 12),
+        still=(1, 12),
     ),
     "roles": Mechanism(
         "The warp roles, and who may touch which stage",
@@ -211,7 +211,7 @@ MECHANISMS = {
         },
         mechanisms.run_roles,
         draw_roles,
-        still=(3, 14, 18),
+        still=(14, 18),
     ),
     "raster": Mechanism(
         "Two orders of 64 × 64 tiles, and the strips that L2 holds",
@@ -225,7 +225,7 @@ MECHANISMS = {
         {"load": "weights of the new block", "product": "older weights"},
         mechanisms.run_softmax,
         draw_softmax,
-        still=(3, 5, 6),
+        still=(3, 5),
     ),
 }
 
