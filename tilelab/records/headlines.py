@@ -28,7 +28,7 @@ ch14_gemm_layers |  | the Triton GEMM on the same layers, against cuBLAS
 ch14_attention_ladder | name=persistent | attention at 8,192 tokens, against cuDNN
 ch14_mx_formats_speed | what=cvt | quantising to MXFP8 or scaled fp8, against torch's copy
 ch14_mx_formats_speed | what=back, format=mxfp4 | reading MXFP4 back to bfloat16, against torch's copy (see \
-*A layout decides* in `ch14_mx_formats`)
+*A layout decides* in `docs/deeper/mx_formats.md`)
 ch14_blockscaled_fp8 | name=course | a GEMM in fp8 with block scales, against torch
 ch14_compiled_decoder | name=course fp8 | a decoder block compiled with the course's fp8, against eager bf16
 """

@@ -1,6 +1,6 @@
 """Inputs, ladders and checks for the kernels of `notebooks/ch14_blockscaled.ipynb`, the reader's among them.
 
-A `prepare` of a cell takes the tensors that `make_products`, `make_epilogues`, `make_packed` or `make_tokens` returns.
+A `prepare` of a cell takes the tensors that `make_products` or `make_epilogues` returns.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from ch14 import fp8_gemm, mx_formats
 from ch14.fp8_gemm.lesson import impacts
 from ch14.fp8_gemm.lesson.experiments import SPLIT, prepare_torch
 from ch14.fp8_gemm.lesson.verification import BF16, fp8_operands
-from ch14.mx_formats import number_formats, packing
-from tilelab import emulator
+from ch14.mx_formats import number_formats
 from tilelab.cells import lesson
 from tilelab.measure.check import check_exercise, relative_error
 from tilelab.records import results
@@ -28,7 +27,6 @@ from tilelab.runtime import device
 
 CUBE = (4096, 4096, 4096)  # (M, N, K) that is timed
 LAYER = (8192, 8192, 1024)  # for the epilogue: C is large and K is short
-TOKENS, WEIGHTS = 16, 8192  # tokens, and rows and columns of the weights
 EXAMPLE = (256, 256, 512)  # for a compiler, where there is no GPU
 CASES = {"cpu": [(70, 256, 640), (1, 128, 384)], "cuda": [(70, 256, 640), (300, 384, 640), (1000, 640, 1664)]}
 SUMS = (512, 1024, 2048, 4096, 8192, 16384)  # K of the comparison of two ways to add
@@ -43,8 +41,6 @@ STEPS = {
     ),
     "split": ("scales_by_tma:prepare_scales_by_tma", "split_k:prepare_split_k(splits=4)"),
     "fused": ("scales_by_tma:prepare_passes", "fused:prepare_fused"),
-    "packed": ("scaled_dot:prepare_scaled_dot", "decode_blocks:prepare_decode_once"),
-    "tokens": ("few_tokens:prepare_few_tokens", "few_tokens:prepare_few_tokens(shares=8)"),
     "sums": ("one_sum:prepare_one_sum",),
 }
 for _name, _steps in STEPS.items():
@@ -113,6 +109,33 @@ def order_of(prepare: Callable, pattern: str) -> str:
     names = [re.match(pattern, name)[0] for name in found if re.match(pattern, name)]
     counts = ((name, len(list(group))) for name, group in itertools.groupby(names))
     return ", ".join(f"{name}*{count}" if count > 1 else name for name, count in counts)
+
+
+# ---- the quantiser of A
+
+
+def check_rows_quantiser(kernel) -> str:
+    """Run `kernel(x, codes, scales, M, K, stride, ROWS)`, 1 × 128, against torch's definition; say what came of it."""
+
+    def make(case, where):
+        x = torch.randn(case, device=where) * torch.exp2(
+            torch.randint(-9, 9, (case[0], 1), device=where).float()
+        )
+        x[-1] = 0
+        codes = torch.zeros(case, dtype=torch.uint8, device=where)
+        return x.to(BF16), codes, torch.zeros(case[1] // 128, case[0], device=where)
+
+    def prepare(x, codes, scales):
+        (m, k), stride = x.shape, scales.stride(0)
+        return lambda: kernel[(triton.cdiv(m, 16), k // 128)](x, codes, scales, m, k, stride, ROWS=16)
+
+    def spec(x):
+        made = number_formats.quantise(x, number_formats.lookup("fp8_1x128"))
+        return made.codes, made.scales.T.double()
+
+    cases = {"cpu": [(70, 640), (1, 128)], "cuda": [(70, 640), (1000, 4096)]}
+    lesson.require_launch(prepare, cases, make, spec, outputs=2)
+    return "codes and scales are those of torch's definition"
 
 
 # ---- how exactly the tensor core adds
@@ -211,96 +234,6 @@ def make_epilogue_ladder() -> lesson.Ladder:
         lambda: make_epilogues(LAYER if device.current().capability else EXAMPLE, _where()),
         check_epilogue,
         flops=2 * m * n * k,
-    )
-
-
-# ---- formats that Hopper does not know
-
-
-def make_packed(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
-    """Return codes and scales of A (M, K) and of B's transpose (N, K) in MXFP4, both in bf16, and out (M, N)."""
-    m, n, k = case
-    tensors, wide = [], []
-    for rows in (m, n):
-        sizes = torch.exp2(torch.randint(-3, 4, (rows, k // 32), device=where).float()).repeat_interleave(
-            32, 1
-        )
-        made = number_formats.quantise(
-            torch.randn(rows, k, device=where) * sizes, number_formats.lookup("mxfp4")
-        )
-        tensors += [packing.pack(made.codes, 4).contiguous(), made.scales.contiguous()]
-        wide.append(number_formats.dequantise(made).to(BF16))
-    return *tensors, *wide, torch.empty(m, n, dtype=BF16, device=where)
-
-
-def _decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return in float64 what codes and scales of MXFP4 stand for."""
-    elements = number_formats.decode(packing.unpack(codes, 4, 32 * scales.shape[1]), number_formats.E2M1)
-    return elements.double() * number_formats.decode_e8m0(scales).double().repeat_interleave(32, 1)
-
-
-def multiply_packed(a, a_scales, b, b_scales, *_) -> torch.Tensor:
-    """Return the product in float64 of the matrices of `make_packed`."""
-    return _decode(a, a_scales) @ _decode(b, b_scales).T
-
-
-PACKED_CASES = {"cpu": [(128, 128, 256)], "cuda": [(128, 128, 256), (512, 384, 1024)]}
-
-
-def make_packed_ladder() -> lesson.Ladder:
-    """Return the ladder of products in MXFP4 at CUBE, beside torch.mm of the same numbers in bf16."""
-    m, n, k = CUBE
-
-    def prepare_mm(a, a_scales, b, b_scales, left, right, out):
-        return lambda: torch.mm(left, right.T, out=out)
-
-    def check_product(prepare):
-        if not device.current().has_tma and prepare.__name__ == "prepare_scaled_dot":
-            raise emulator.NotEmulated("Triton's interpreter has no tl.dot_scaled")
-        return lesson.check_launch(prepare, PACKED_CASES, make_packed, multiply_packed)
-
-    return lesson.Ladder(
-        "ch14_blockscaled_packed",
-        "torch.mm bf16",
-        prepare_mm,
-        lambda: make_packed(CUBE if device.current().capability else EXAMPLE, _where()),
-        check_product,
-        flops=2 * m * n * k,
-    )
-
-
-def make_tokens(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
-    """Return x (M, K) in bf16, weights (N, K) as codes and scales of MXFP4 and in bf16, and out (M, N)."""
-    m, n, k = case
-    _, _, codes, scales, _, wide, _ = make_packed((1, n, k), where)
-    x = torch.randn(m, k, device=where).to(BF16)
-    return x, codes, scales, wide, torch.empty(m, n, dtype=BF16, device=where)
-
-
-def multiply_tokens(x, codes, scales, *_) -> torch.Tensor:
-    """Return x times the weights, transposed, in float64."""
-    return x.double() @ _decode(codes, scales).T
-
-
-TOKEN_CASES = {"cpu": [(3, 160, 512), (16, 64, 256)], "cuda": [(3, 160, 512), (16, 1000, 4096)]}
-
-
-def make_token_ladder() -> lesson.Ladder:
-    """Return the ladder of a few tokens times weights in MXFP4, beside torch.mm with the weights in bf16."""
-
-    def prepare_mm(x, codes, scales, wide, out):
-        return lambda: torch.mm(x, wide.T, out=out)
-
-    shape = (TOKENS, WEIGHTS, WEIGHTS) if device.current().capability else (TOKENS, 256, 512)
-    return lesson.Ladder(
-        "ch14_blockscaled_tokens",
-        "torch.mm bf16",
-        prepare_mm,
-        lambda: make_tokens(shape, _where()),
-        functools.partial(
-            lesson.check_launch, cases=TOKEN_CASES, make_inputs=make_tokens, spec=multiply_tokens
-        ),
-        nbytes=WEIGHTS * WEIGHTS * 17 // 32,
     )
 
 
@@ -475,12 +408,30 @@ def check_gated(epilogue) -> None:
         assert not fault, said + fault
 
 
+def check_gemm(kernel) -> None:
+    """Raise AssertionError unless a kernel with the arguments of by_block multiplies with block scales."""
+    lesson.require_written(kernel)
+
+    def prepare(*operands, tile):
+        *operands, out = operands
+        sizes = dict(zip(("BLOCK_M", "BLOCK_N"), tile))
+        return lambda: launch(kernel, operands, TensorDescriptor.from_tensor(out, tile), tile=tile, **sizes)
+
+    for tile in ([64, 128], [32, 64]):
+        fault = check_version(functools.partial(prepare, tile=tile))
+        assert not fault, f"with tiles of {tile[0]} × {tile[1]}, {fault}"
+    example = fp8_operands(*EXAMPLE, "cpu")
+    report = lesson.compile_launch(functools.partial(prepare, tile=[64, 128]), example, "sm_90a")
+    assert report.launchable and report.counts["wgmma"], report.reason or "it must multiply by wgmma"
+
+
 CHECKS = {
     "Exercise 1": check_fit,
     "Exercise 2": check_index,
     "Exercise 3": check_rows,
     "Exercise 4": check_split,
     "Exercise 5": check_gated,
+    "Exercise 6": check_gemm,
 }
 
 

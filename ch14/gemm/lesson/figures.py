@@ -7,6 +7,7 @@ import math
 from matplotlib.lines import Line2D
 
 from tilelab.pictures import plots
+from tilelab.records import results
 
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 
@@ -84,6 +85,28 @@ def draw_ablation(records: dict[str, object]) -> plots.Picture:
         "For each ingredient and size, how much faster the plain kernel becomes with it, and how "
         "much slower the winner becomes without it, with the spread of the ratios."
     )
+
+
+TOKENS = {
+    "1 to 64 tokens": (1, 64),
+    "130 to 400": (130, 400),
+    "1,000 or more": (1000, math.inf),
+    "all": (1, math.inf),
+}
+
+
+def describe_means(sets: dict[str, list[dict]]) -> str:
+    """Return a line for each set of shapes: the geometric mean of the ratios, by tokens (M), and the lowest one."""
+    lines = []
+    for name, rows in sets.items():
+        means = {
+            words: results.geometric_mean(row["ratio"] for row in rows if low <= row["shape"][0] <= high)
+            for words, (low, high) in TOKENS.items()
+        }
+        parts = [f"{mean:.3f} for {words}" for words, mean in means.items()]
+        lowest = min(row["ratio"] for row in rows)
+        lines.append(f"{name}, {len(rows)} shapes, × torch.mm: {', '.join(parts)}, lowest {lowest:.3f}")
+    return "\n".join(lines)
 
 
 def describe_losses(records: dict[int, object]) -> str:

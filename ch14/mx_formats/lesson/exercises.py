@@ -161,6 +161,18 @@ def check_mxfp4(kernel, rule: str = "floor") -> None:
         raise AssertionError(fault)
 
 
+def check_whole_quantiser(kernel) -> None:
+    """Raise AssertionError unless `kernel(x, codes, scales, blocks, BLOCKS)` quantises to MXFP8 by rule floor."""
+    lesson.require_written(kernel)
+
+    def prepare(x, codes, scales):
+        blocks = scales.numel()
+        return lambda: kernel[(-(-blocks // 16),)](x, codes, scales, blocks, BLOCKS=16)
+
+    if fault := check_quantiser("mxfp8_e4m3", prepare):
+        raise AssertionError(fault)
+
+
 def check_tiles(kernel) -> None:
     """Raise AssertionError unless `kernel(scales, tiled, groups, blocks, BLOCKS)` lays scales out in tiles of 128 x 4.
 
@@ -218,6 +230,7 @@ CHECKS = {
     "Exercise 3": check_tiles,
     "Exercise 4": check_six_bits,
     "Exercise 5": check_way_back,
+    "Exercise 6": check_whole_quantiser,
 }
 
 

@@ -70,6 +70,35 @@ def test_a_wrong_version_fails(name, change, options):
     assert exercises.check_version(prepare(name, change, **options))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("", ""),
+        ("tl.maximum(tl.max(tl.abs(elements), 1), 1e-4)", "tl.max(tl.abs(elements), 1)"),
+        ("tl.abs(elements)", "elements"),
+        ("448.0", "256.0"),
+        ("block * stride + rows, tl", "block + rows * 2, tl"),
+        ("tl.div_rn(amax, largest), mask=rows < M", "tl.div_rn(amax, largest), mask=rows <= M"),
+    ],
+)
+def test_the_quantiser_has_the_bits_of_the_definition(change):
+    (kernel,) = define(VERSIONS, "quantise_rows", change=change)
+    if not change[0]:
+        assert "definition" in exercises.check_rows_quantiser(kernel)
+        return
+    with pytest.raises(AssertionError):
+        exercises.check_rows_quantiser(kernel)
+
+
+def test_fewer_terms_per_short_sum_cost_more_additions():
+    (launch,) = define(VERSIONS, "prepare_limited_sum")
+    a, b, _, _, out = exercises.make_products((128, 128, 512), "cpu")
+    for limit, additions in ((128, 64), (32, 256)):
+        made = functools.partial(launch, limit=limit)
+        report = lesson.compile_launch(made, (a, b, out.float()), "sm_90a")
+        assert lesson.lines(report.sass, "FADD").split()[0] == str(additions)
+
+
 def test_two_launches_of_a_split_give_the_same():
     """The counters are set back, and the parts are added in one order."""
     operands = exercises.make_products((70, 256, 640), exercises._where())
@@ -102,54 +131,6 @@ def test_passes_give_what_the_epilogue_gives():
     assert exercises.check_epilogue(prepare("passes", kernel="scales_by_tma")) == ""
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("", ""),
-        ("2.0**126", "2.0**127"),
-        ("value_of(byte >> 4)", "value_of(byte)"),
-        ("code << 23", "code << 22"),
-    ],
-)
-def test_decoding_is_exact(change):
-    decode = prepare("decode_once", change, kernel="decode_blocks")
-    fault = lesson.check_launch(
-        decode,
-        {"cpu": [(128, 128, 256)], "cuda": [(128, 128, 256)]},
-        exercises.make_packed,
-        exercises.multiply_packed,
-    )
-    assert bool(fault) == bool(change[0]), fault
-
-
-@pytest.mark.parametrize(
-    "change, options",
-    [
-        (("", ""), {}),
-        (("", ""), {"shares": 3}),
-        (("low, even.T", "low, odd.T"), {}),
-        (("inside & (tokens < M)", "inside & (tokens <= M)"), {}),
-        (("(rows < N)", "(rows <= N)"), {}),
-        (("(share + 1) // SHARES", "(share + 1) // SHARES - 1"), {"shares": 3}),
-    ],
-)
-def test_few_tokens(change, options):
-    fault = lesson.check_launch(
-        prepare("few_tokens", change, **options),
-        exercises.TOKEN_CASES,
-        exercises.make_tokens,
-        exercises.multiply_tokens,
-    )
-    assert bool(fault) == bool(change[0]), fault
-
-
-def test_scaled_dot_decodes_on_hopper():
-    report = lesson.compile_launch(
-        prepare("scaled_dot"), exercises.make_packed(exercises.EXAMPLE, "cpu"), "sm_90a"
-    )
-    assert report.launchable and "bf16" in report.ptx.lower(), report.reason
-
-
 def test_six_programs_are_four_and_more():
     options = {"block_m": 64, "block_n": 32, "warps": 4, "stages": 3}
     exercises.check_fit(*define(SOLUTIONS, "prepare_by_block"), options)
@@ -163,6 +144,7 @@ def test_the_solutions_pass():
     exercises.check_rows(*define(SOLUTIONS, "my_scales"))
     exercises.check_split(*define(SOLUTIONS, "my_split"))
     exercises.check_gated(*define(SOLUTIONS, "my_gated"))
+    exercises.check_gemm(*define(SOLUTIONS, "my_gemm"))
 
 
 @pytest.mark.parametrize(
@@ -220,6 +202,14 @@ def test_a_wrong_choice_fails(options, reason):
         ("gated", "my_gated", ("gate / (1 + tl.exp(-gate))", "gate * tl.exp(gate) / (1 + tl.exp(gate))")),
         ("gated", "my_gated", ("gate / (1 + tl.exp(-gate)) * value", "gate / (1 + tl.exp(-gate)) + value")),
         ("split", "my_split", ("mask=rows[:, None] < M)\n", "mask=rows[:, None] <= M)\n")),
+        ("gemm", "my_gemm", ("acc += scratch *", "acc = acc + scratch; acc *=")),
+        ("gemm", "my_gemm", ("range(K // 128)", "range(1, K // 128)")),
+        ("gemm", "my_gemm", ("n // 128 * stride_b", "n // BLOCK_N * stride_b")),
+        ("gemm", "my_gemm", ("step * stride_a + rows", "step + rows * stride_a")),
+        ("gemm", "my_gemm", ("mask=rows < M", "mask=rows < M - 1")),
+        ("gemm", "my_gemm", ("row_scale * tile_scale", "row_scale")),
+        ("gemm", "my_gemm", ("// tiles * BLOCK_M", "// tiles * 64")),
+        ("gemm", "my_gemm", ("c_desc.store([m, n]", "c_desc.store([n, m]")),
     ],
 )
 def test_a_wrong_answer_fails(check, name, change):
@@ -228,7 +218,13 @@ def test_a_wrong_answer_fails(check, name, change):
 
 
 @pytest.mark.parametrize(
-    "exercise, name", [("Exercise 3", "my_scales"), ("Exercise 4", "my_split"), ("Exercise 5", "my_gated")]
+    "exercise, name",
+    [
+        ("Exercise 3", "my_scales"),
+        ("Exercise 4", "my_split"),
+        ("Exercise 5", "my_gated"),
+        ("Exercise 6", "my_gemm"),
+    ],
 )
 def test_a_stub_is_not_solved(exercise, name, capsys):
     exercises.check(exercise, *define(VERSIONS, name))

@@ -20,6 +20,7 @@ ANSWERS = {
     "Exercise 3": "broken_tiles",
     "Exercise 4": "pack_six",
     "Exercise 5": "unpack_mxfp4",
+    "Exercise 6": "my_mxfp8",
 }
 
 
@@ -128,6 +129,20 @@ def test_the_solutions_pass(exercise):
         ("Exercise 5", ("tl.load(scales + block,", "tl.load(scales + block // BLOCKS * BLOCKS,")),
         ("Exercise 5", ("<< 22", "<< 23")),
         ("Exercise 5", ("mask=inside[:, None])\n", "mask=None)\n")),
+        ("Exercise 6", (">> 23) - 8, 0)", ">> 23) - 7, 0)")),
+        (
+            "Exercise 6",
+            (
+                "tl.maximum((amax.to(tl.int32, bitcast=True) >> 23) - 8, 0)",
+                "(amax.to(tl.int32, bitcast=True) >> 23) - 8",
+            ),
+        ),
+        ("Exercise 6", ("tl.max(tl.abs(elements), 1)", "tl.max(elements, 1)")),
+        ("Exercise 6", ("(254 - scale)", "(253 - scale)")),
+        ("Exercise 6", ("multiplier[:, None]).to(tl.float8e4nv)", "multiplier[:, None]).to(tl.float8e5)")),
+        ("Exercise 6", ("scale.to(tl.uint8), mask=inside)", "scale.to(tl.uint8))")),
+        ("Exercise 6", ("bitcast=True), mask=inside[:, None])", "bitcast=True))")),
+        ("Exercise 6", ("tl.program_id(0) * BLOCKS", "tl.program_id(0) * 32")),
     ],
 )
 def test_a_wrong_answer_fails(exercise, change):
@@ -144,6 +159,10 @@ def test_a_wrong_answer_fails(exercise, change):
         ),  # nothing exceeds 6 under rule ceil
         ("Exercise 3", ("((groups + 3) // 4)", "tl.cdiv(groups, 4)")),
         ("Exercise 4", ("first | second << 6 | third << 12", "first + second * 64 + third * 4096")),
+        (
+            "Exercise 6",
+            ("elements * multiplier[:, None]", "elements * tl.exp2((127 - scale).to(tl.float32))[:, None]"),
+        ),
         (
             "Exercise 5",
             (
@@ -167,6 +186,7 @@ def test_the_stubs_are_not_solved(capsys):
         "Exercise 3: not yet right",
         "Exercise 4: not solved yet.",
         "Exercise 5: not solved yet.",
+        "Exercise 6: not solved yet.",
     ]
 
 

@@ -1,0 +1,227 @@
+"""Inputs, ladders and checks for the kernels of `notebooks/ch14_fp4_decode.ipynb`, the reader's among them.
+
+A `prepare` of a cell takes the tensors that `make_packed` or `make_tokens` returns.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from ch14.blockscaled.lesson.exercises import show
+from ch14.mx_formats import number_formats, packing
+from tilelab import emulator
+from tilelab.cells import lesson, triton_cell
+from tilelab.emulator import gluon as gluon_emulator
+from tilelab.measure.check import check_exercise
+from tilelab.runtime import device
+
+__all__ = ["check", "check_lanes", "define_lanes", "make_packed_ladder", "make_token_ladder", "show"]
+
+BF16 = torch.bfloat16
+CUBE = (4096, 4096, 4096)  # (M, N, K) that is timed
+TOKENS, WEIGHTS = 16, 8192  # tokens, and rows and columns of the weights
+EXAMPLE = (256, 256, 512)  # for a compiler, where there is no GPU
+
+STEPS = {
+    "packed": ("scaled_dot:prepare_scaled_dot", "decode_blocks:prepare_decode_once"),
+    "tokens": ("few_tokens:prepare_few_tokens", "few_tokens:prepare_few_tokens(shares=8)"),
+}
+for _name, _steps in STEPS.items():
+    lesson.register(f"ch14_blockscaled_{_name}", "ch14_fp4_decode", *_steps)
+
+
+def _where() -> str:
+    return "cuda" if device.current().capability else "cpu"
+
+
+def make_packed(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
+    """Return codes and scales of A (M, K) and of B's transpose (N, K) in MXFP4, both in bf16, and out (M, N)."""
+    m, n, k = case
+    tensors, wide = [], []
+    for rows in (m, n):
+        sizes = torch.exp2(torch.randint(-3, 4, (rows, k // 32), device=where).float()).repeat_interleave(
+            32, 1
+        )
+        made = number_formats.quantise(
+            torch.randn(rows, k, device=where) * sizes, number_formats.lookup("mxfp4")
+        )
+        tensors += [packing.pack(made.codes, 4).contiguous(), made.scales.contiguous()]
+        wide.append(number_formats.dequantise(made).to(BF16))
+    return *tensors, *wide, torch.empty(m, n, dtype=BF16, device=where)
+
+
+def _decode(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Return in float64 what codes and scales of MXFP4 stand for."""
+    elements = number_formats.decode(packing.unpack(codes, 4, 32 * scales.shape[1]), number_formats.E2M1)
+    return elements.double() * number_formats.decode_e8m0(scales).double().repeat_interleave(32, 1)
+
+
+def multiply_packed(a, a_scales, b, b_scales, *_) -> torch.Tensor:
+    """Return the product in float64 of the matrices of `make_packed`."""
+    return _decode(a, a_scales) @ _decode(b, b_scales).T
+
+
+PACKED_CASES = {"cpu": [(128, 128, 256)], "cuda": [(128, 128, 256), (512, 384, 1024)]}
+
+
+def make_packed_ladder() -> lesson.Ladder:
+    """Return the ladder of products in MXFP4 at CUBE, beside torch.mm of the same numbers in bf16."""
+    m, n, k = CUBE
+
+    def prepare_mm(a, a_scales, b, b_scales, left, right, out):
+        return lambda: torch.mm(left, right.T, out=out)
+
+    def check_product(prepare):
+        if not device.current().has_tma and prepare.__name__ == "prepare_scaled_dot":
+            raise emulator.NotEmulated("Triton's interpreter has no tl.dot_scaled")
+        return lesson.check_launch(prepare, PACKED_CASES, make_packed, multiply_packed)
+
+    return lesson.Ladder(
+        "ch14_blockscaled_packed",
+        "torch.mm bf16",
+        prepare_mm,
+        lambda: make_packed(CUBE if device.current().capability else EXAMPLE, _where()),
+        check_product,
+        flops=2 * m * n * k,
+    )
+
+
+def make_tokens(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
+    """Return x (M, K) in bf16, weights (N, K) as codes and scales of MXFP4 and in bf16, and out (M, N)."""
+    m, n, k = case
+    _, _, codes, scales, _, wide, _ = make_packed((1, n, k), where)
+    x = torch.randn(m, k, device=where).to(BF16)
+    return x, codes, scales, wide, torch.empty(m, n, dtype=BF16, device=where)
+
+
+def multiply_tokens(x, codes, scales, *_) -> torch.Tensor:
+    """Return x times the weights, transposed, in float64."""
+    return x.double() @ _decode(codes, scales).T
+
+
+TOKEN_CASES = {"cpu": [(3, 160, 512), (16, 64, 256)], "cuda": [(3, 160, 512), (16, 1000, 4096)]}
+
+
+def make_token_ladder() -> lesson.Ladder:
+    """Return the ladder of a few tokens times weights in MXFP4, beside torch.mm with the weights in bf16."""
+
+    def prepare_mm(x, codes, scales, wide, out):
+        return lambda: torch.mm(x, wide.T, out=out)
+
+    shape = (TOKENS, WEIGHTS, WEIGHTS) if device.current().capability else (TOKENS, 256, 512)
+    return lesson.Ladder(
+        "ch14_blockscaled_tokens",
+        "torch.mm bf16",
+        prepare_mm,
+        lambda: make_tokens(shape, _where()),
+        functools.partial(
+            lesson.check_launch, cases=TOKEN_CASES, make_inputs=make_tokens, spec=multiply_tokens
+        ),
+        nbytes=WEIGHTS * WEIGHTS * 17 // 32,
+    )
+
+
+# ---- a kernel in Gluon
+
+LANE_CASES = {"cpu": [(8, 64, 256), (8, 128, 384)], "cuda": [(8, 64, 256), (8, 1024, 4096)]}
+
+
+def check_lanes(prepare: Callable) -> str:
+    """Run a Gluon version on 8 tokens, in the emulator without a GPU, and compile it; return what came of it."""
+    gluon_emulator.enable()
+    lesson.require_launch(prepare, LANE_CASES, make_tokens, multiply_tokens)
+    report = lesson.compile_launch(prepare, make_tokens((8, 128, 512), "cpu"), "sm_90a")
+    assert report.launchable, report.reason
+    where = "on the GPU" if device.current().has_tma else "in the emulator"
+    return f"right {where}\n{lesson.describe_report(report)}\n{lesson.lines(report.sass, 'LDG|STS|LDS|HMMA')}"
+
+
+# ---- the reader's kernels
+
+
+def define_lanes(texts: Sequence[str]):
+    """Return `decode_in_lanes` of these texts of the notebook's cells."""
+    return lesson.define("\n\n\n".join(triton_cell.collect(texts, "decode_in_lanes")))["decode_in_lanes"]
+
+
+CODES_IN_PAIRS = (0, 4, 1, 5, 2, 6, 3, 7)  # place e of a word holds this one of its eight elements
+
+
+def check_column(column_of, decode_in_lanes) -> None:
+    """Raise AssertionError unless `column_of(k)` fits words whose codes lie in the order CODES_IN_PAIRS.
+
+    The kernel runs in the emulator with this function in place of its own.
+    """
+    gluon_emulator.enable()
+
+    def repack(case, where):
+        x, codes, scales, wide, out = make_tokens(case, where)
+        loose = packing.unpack(codes, 4, 32 * scales.shape[1]).unflatten(1, (-1, 8))[
+            ..., list(CODES_IN_PAIRS)
+        ]
+        return x, packing.pack(loose.flatten(1).contiguous(), 4).contiguous(), codes, scales, wide, out
+
+    def prepare(x, paired, codes, scales, wide, out):
+        n, k = out.shape[1], x.shape[1]
+        arguments = x, paired.view(torch.int32), scales, out, n, k
+        return lambda: decode_in_lanes[(n // 64,)](*arguments, num_warps=4)
+
+    with gluon_emulator.replacing(column_of=column_of):
+        lesson.require_launch(
+            prepare, LANE_CASES, repack, lambda x, _, *rest: multiply_tokens(x, *rest), where="cpu"
+        )
+
+
+@triton.jit
+def _value_each(codes, out, VALUE: tl.constexpr):
+    at = tl.arange(0, 16)
+    tl.store(out + at, VALUE(tl.load(codes + at).to(tl.int32)))
+
+
+def check_value(value_of) -> None:
+    """Raise AssertionError unless `value_of(code)` gives the number of each of the 16 codes of e2m1."""
+
+    def make(case, where):
+        return torch.arange(16, dtype=torch.uint8, device=where) + case, torch.empty(16, device=where)
+
+    def prepare(codes, out):
+        return lambda: _value_each[(1,)](codes, out, VALUE=value_of)
+
+    def spec(codes):
+        return number_formats.decode(codes & 15, number_formats.E2M1).double()
+
+    # A byte holds two codes, so bits above the code may be set.
+    lesson.require_launch(prepare, {"cpu": [0, 176], "cuda": [0, 176]}, make, spec)
+
+
+def check_decode(kernel) -> None:
+    """Raise AssertionError unless `kernel(x, packed, scales, out, M, N, K, TOKENS, BLOCK_N)` multiplies.
+
+    The grid has a program per BLOCK_N rows of W, which need not be a multiple, and M is at most TOKENS.
+    """
+    lesson.require_written(kernel)
+
+    def prepare(x, packed, scales, wide, out):
+        (m, n), k = out.shape, x.shape[1]
+        grid, sizes = (triton.cdiv(n, 64),), dict(TOKENS=16, BLOCK_N=64)
+        return lambda: kernel[grid](x, packed, scales, out, m, n, k, **sizes, num_warps=4, num_stages=3)
+
+    lesson.require_launch(
+        prepare, TOKEN_CASES | {"cpu": [(3, 160, 512), (16, 64, 128)]}, make_tokens, multiply_tokens
+    )
+    report = lesson.compile_launch(prepare, make_tokens((16, 128, 512), "cpu"), "sm_90a")
+    assert report.launchable, report.reason
+    assert report.counts["wgmma"], "the tensor core must multiply: use tl.dot on bfloat16"
+
+
+CHECKS = {"Exercise 1": check_column, "Exercise 2": check_value, "Exercise 3": check_decode}
+
+
+def check(exercise: str, *answer) -> None:
+    """Print whether a reader's answer solves an exercise."""
+    check_exercise(exercise, lambda: CHECKS[exercise](*answer))

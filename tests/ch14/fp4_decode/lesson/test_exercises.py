@@ -1,0 +1,150 @@
+"""The versions of the notebook are right, the solutions pass, and each planted wrong answer fails its check."""
+
+import functools
+
+import pytest
+
+from ch14.fp4_decode.lesson import exercises
+from tilelab import ROOT
+from tilelab.cells import lesson, triton_cell
+from tilelab.emulator import gluon as gluon_emulator
+
+NOTEBOOKS = ROOT / "notebooks"
+VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_fp4_decode.ipynb")
+SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_fp4_decode.ipynb")
+pytestmark = pytest.mark.compile
+
+
+def define(texts, *names, change=("", "")):
+    """Return functions of the cells, in which one text is changed, with all that they use."""
+    code = "\n\n\n".join(triton_cell.collect(texts, *names))
+    assert change[0] in code
+    return [lesson.define(code.replace(*change))[name] for name in names]
+
+
+def prepare(name, change=("", ""), kernel=None, **options):
+    _, function = define(VERSIONS, kernel or name, f"prepare_{name}", change=change)
+    return functools.partial(function, **options) if options else function
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("", ""),
+        ("2.0**126", "2.0**127"),
+        ("value_of(byte >> 4)", "value_of(byte)"),
+        ("code << 23", "code << 22"),
+    ],
+)
+def test_decoding_is_exact(change):
+    decode = prepare("decode_once", change, kernel="decode_blocks")
+    fault = lesson.check_launch(
+        decode,
+        {"cpu": [(128, 128, 256)], "cuda": [(128, 128, 256)]},
+        exercises.make_packed,
+        exercises.multiply_packed,
+    )
+    assert bool(fault) == bool(change[0]), fault
+
+
+@pytest.mark.parametrize(
+    "change, options",
+    [
+        (("", ""), {}),
+        (("", ""), {"shares": 3}),
+        (("low, even.T", "low, odd.T"), {}),
+        (("inside & (tokens < M)", "inside & (tokens <= M)"), {}),
+        (("(rows < N)", "(rows <= N)"), {}),
+        (("(share + 1) // SHARES", "(share + 1) // SHARES - 1"), {"shares": 3}),
+    ],
+)
+def test_few_tokens(change, options):
+    fault = lesson.check_launch(
+        prepare("few_tokens", change, **options),
+        exercises.TOKEN_CASES,
+        exercises.make_tokens,
+        exercises.multiply_tokens,
+    )
+    assert bool(fault) == bool(change[0]), fault
+
+
+def test_scaled_dot_decodes_on_hopper():
+    report = lesson.compile_launch(
+        prepare("scaled_dot"), exercises.make_packed(exercises.EXAMPLE, "cpu"), "sm_90a"
+    )
+    assert report.launchable and "bf16" in report.ptx.lower(), report.reason
+
+
+def test_decoding_in_lanes_moves_no_weight():
+    said = exercises.check_lanes(prepare("decode_in_lanes"))
+    assert said.startswith("right") and " 0 B of shared memory" in said and "8 × HMMA" in said
+    assert not any(word in said for word in ("STS", "LDS"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("k // 2 % 4 * 32", "k // 2 % 4 * 16"),
+        ("k // 8 % 2 * 2 + k % 2", "k % 2 * 2 + k // 8 % 2"),
+        ("permute([0, 2, 3, 1, 4])", "permute([0, 2, 1, 3, 4])"),
+        ("step * 4 + block", "block"),
+        ("[8, 0, 0, 0]],", "[16, 0, 0, 0]],"),
+        ("* 4 + word", "* 4 + 0 * word"),
+    ],
+)
+def test_wrong_lanes_fail(change):
+    gluon_emulator.enable()
+    with pytest.raises((AssertionError, ValueError)):
+        exercises.check_lanes(prepare("decode_in_lanes", change))
+
+
+def test_the_solutions_pass():
+    (lanes,) = define(VERSIONS, "decode_in_lanes")
+    exercises.check_column(*define(SOLUTIONS, "my_column"), lanes)
+    exercises.check_value(*define(SOLUTIONS, "my_value"))
+    exercises.check_decode(*define(SOLUTIONS, "my_decode"))
+
+
+@pytest.mark.parametrize(
+    "check, name, change",
+    [
+        ("column", "my_column", ("k % 2 * 4", "k % 2")),
+        ("column", "my_column", ("k // 16 % 2 * 2 + k // 8 % 2 ", "k // 8 % 2 * 2 + k // 16 % 2 ")),
+        ("column", "my_column", ("k // 32 * 8", "k // 16 * 4")),
+        ("value", "my_value", ("<< 22", "<< 23")),
+        ("value", "my_value", ("2.0**126", "2.0**127")),
+        ("value", "my_value", ("(code & 8) != 0", "code > 7")),
+        ("value", "my_value", ("(code & 7)", "code")),
+        ("decode", "my_decode", ("my_value(byte >> 4)", "my_value(byte)")),
+        ("decode", "my_decode", ("high, odd.T", "high, even.T")),
+        ("decode", "my_decode", ("K // 128)", "K // 128 - 1)")),
+        ("decode", "my_decode", ("step * 4 + tl.arange(0, 4)", "tl.arange(0, 4)")),
+        ("decode", "my_decode", ("step * 128 + tl.arange", "0 + tl.arange")),
+        ("decode", "my_decode", ("& (tokens < M)", "& (tokens <= M)")),
+        (
+            "decode",
+            "my_decode",
+            ("mask=(tokens < M)[:, None], other=0", "mask=(tokens < 0)[:, None], other=0"),
+        ),
+        ("decode", "my_decode", ("(rows < N)", "(rows <= N)")),
+        ("decode", "my_decode", ("tokens[None, :] * N", "tokens[None, :] * BLOCK_N")),
+        ("decode", "my_decode", ("<< 23", "<< 22")),
+    ],
+)
+def test_a_wrong_answer_fails(check, name, change):
+    lanes = define(VERSIONS, "decode_in_lanes") if check == "column" else []
+    with pytest.raises(AssertionError):
+        getattr(exercises, f"check_{check}")(*define(SOLUTIONS, name, change=change), *lanes)
+
+
+def test_the_cells_are_not_solved(capsys):
+    (lanes,) = define(VERSIONS, "decode_in_lanes")
+    exercises.check("Exercise 1", *define(VERSIONS, "my_column"), lanes)
+    exercises.check("Exercise 2", *define(VERSIONS, "my_value"))
+    exercises.check("Exercise 3", *define(VERSIONS, "my_decode"))
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(" (")[0] for line in said] == [
+        "Exercise 1: not yet right",
+        "Exercise 2: not yet right",
+        "Exercise 3: not solved yet.",
+    ]
