@@ -214,7 +214,7 @@ MECHANISMS = {
         still=(14, 18),
     ),
     "raster": Mechanism(
-        "Two orders of 64 × 64 tiles, and the strips that L2 holds",
+        "Two orders of the 64 × 64 tiles of 8192³, and the strips that L2 holds",
         {"wait": "tiles that are done", "product": "tiles of this wave", "store": "what L2 holds of a strip"},
         mechanisms.run_raster,
         draw_raster,
