@@ -352,7 +352,7 @@ def judge_solutions(stem, sample=None):
             changed.sort(key=lambda mutant: by_hash(mutant.source))
             del changed[sample if source in kept else 0 :]
     for number, source, is_exercise, changed in cells:
-        if names and not changed:
+        if names and is_exercise and not changed:
             continue
         before, begin = dict(names), time.process_time()
         printed = run_cell(_without_check(source) if sample and is_exercise else source, names)

@@ -97,6 +97,5 @@ def test_low_start_of_the_maximum():
     blocks = "tl.cdiv(KEYS, BLOCK_N)"
     last_first = f"for block in range(0, {blocks}):\n        column = ({blocks} - 1 - block) * BLOCK_N"
     backwards = text.replace(loop, last_first)
-    assert exercises.check_attention(prepare(lesson.define(backwards)["first"])) == ""
     wrong = exercises.check_attention(prepare(lesson.define(backwards.replace(*change))["first"]))
     assert "causal" in wrong and "not finite" in wrong
