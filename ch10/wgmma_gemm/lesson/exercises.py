@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,6 +12,7 @@ from tilelab.cells import cuda_magic, lesson
 from tilelab.cells.cuda_magic import make_tensor_map
 from tilelab.measure.check import check_exercise
 from tilelab.records import results
+from tilelab.runtime import device
 
 SIDE = 4096  # of the product that the steps are timed with
 # Shapes (M, N, K) that no tile divides. With three CTAs in the emulator, a persistent CTA makes more than one tile.
@@ -21,31 +22,76 @@ SHAPES = {
 }
 
 NOTEBOOK = "ch10_wgmma_gemm"
-# The rows of the ladder: kernels of the notebook's cells, and constants that differ from those of the cell.
-VERSIONS = (
+Versions = Sequence[
+    tuple[str, dict]
+]  # kernels of the notebook's cells, and constants that differ from the cell's
+VERSIONS: Versions = (
     ("k_loop", {}),
     ("ring", {}),
     ("warp_specialized", {}),
     ("two_consumers", {}),
     ("two_consumers", {"BLOCK_N": 256}),
-    ("persistent", {}),
-    ("persistent", {"GROUP_M": 16}),
-    ("tma_store", {}),
-    ("tma_store", {}),
 )
 
 
-def ladder_source() -> str:
-    """Return the hash of the ladder's record, from the kernels of the notebook's cells."""
-    found = cuda_magic.notebook_kernels(ROOT / "notebooks" / f"{NOTEBOOK}.ipynb")
-    return lesson.ladder_hash([found[name].define(**constants).source_hash() for name, constants in VERSIONS])
+def find_kernels(*notebooks: str) -> dict[str, cuda_magic.CudaKernel]:
+    """Return the kernels of the cells of notebooks, by name."""
+    found = (cuda_magic.notebook_kernels(ROOT / "notebooks" / f"{name}.ipynb") for name in notebooks)
+    return functools.reduce(dict.__or__, found)
 
 
-results.register(
-    "ch10_gemm_steps", lambda: results.load_record("ch10_gemm_steps", ladder_source()), ladder_source
-)
+def register_ladder(experiment: str, versions: Versions, *notebooks: str) -> None:
+    """Make known which kernels of notebooks the rows of a ladder measure, so that its record can be found stale."""
+
+    def source() -> str:
+        found = find_kernels(*notebooks)
+        return lesson.ladder_hash(
+            [found[name].define(**constants).source_hash() for name, constants in versions]
+        )
+
+    results.register(experiment, lambda: results.load_record(experiment, source()), source)
+
+
+register_ladder("ch10_gemm_steps", VERSIONS, NOTEBOOK)
 lesson.register("ch10_gemm_depth", NOTEBOOK, "ring", "warp_specialized", sweep=True)
-lesson.register("ch10_gemm_bands", NOTEBOOK, "persistent", sweep=True)
+
+
+def make_operand(x: torch.Tensor, rows: int):
+    """Return a tensor map of x with boxes of `rows` rows of 64 columns, which is 128 bytes, the widest swizzle."""
+    return make_tensor_map(x, (rows, 64), swizzle="128B", l2_promotion="128B")
+
+
+def launch(
+    kernel, block_n=128, stages=4, consumers=0, one_per_sm=False, c_by_tma=False, **options
+) -> Callable:
+    """Return a function that prepares a launch on a, b and out: one CTA per tile of 128 x block_n, or per SM.
+
+    Shared memory holds the stages, with `c_by_tma` four boxes of 64 x 64 elements of C, and two barriers per stage.
+    """
+
+    def prepare(a, b, out):
+        (m, k), n, c = a.shape, b.shape[1], make_operand(out, 64) if c_by_tma else out
+        tiles = -(-m // 128) * -(-n // block_n)
+        sms = device.current().sms if a.is_cuda else 3  # 3 in the emulator
+        smem = stages * (128 + block_n) * 128 + c_by_tma * 4 * 64 * 128 + stages * 16
+        arguments = make_operand(a, 128), make_operand(b.T, block_n), c, m, n, k
+        return kernel.prepare(
+            min(tiles, sms) if one_per_sm else tiles, 128 * (1 + consumers), arguments, smem, **options
+        )
+
+    return prepare
+
+
+def make_ladder(experiment: str = "ch10_gemm_steps", side: int = SIDE) -> lesson.Ladder:
+    """Return a ladder that times products of `side` cubed beside cuBLAS."""
+    return lesson.Ladder(
+        experiment,
+        "cuBLAS",
+        lambda a, b, out: lambda: torch.mm(a, b, out=out),
+        lambda: make_inputs(side, side, side),
+        check_gemm,
+        flops=2 * side**3,
+    )
 
 
 def make_inputs(m: int = SIDE, n: int = SIDE, k: int = SIDE, where="cuda") -> list[torch.Tensor]:
@@ -110,26 +156,30 @@ EXERCISE_SHAPES = {
 }
 
 
-def _prepare(kernel, rows: int, warp_groups: int, stages: int, ctas: int = 0) -> Callable:
-    """Return a function that prepares a launch with tiles of `rows` x 64 and at most `ctas` CTAs."""
+def prepare_small(
+    kernel, rows: int, warp_groups: int, stages: int, ctas: int = 0, boxes_of_c: int = 0
+) -> Callable:
+    """Return a function that prepares a launch with tiles of `rows` x 64 and at most `ctas` CTAs.
+
+    With `boxes_of_c` a CTA has as many boxes of 64 x 64 elements, and the kernel takes a map of C.
+    """
 
     def prepare(a, b, out):
         (m, k), n = a.shape, b.shape[1]
         maps = [
             make_tensor_map(each, (extent, 64), swizzle="128B") for each, extent in ((a, rows), (b.T, 64))
         ]
+        c = make_tensor_map(out, (64, 64), swizzle="128B") if boxes_of_c else out
         tiles = -(-m // rows) * -(-n // 64)
-        return kernel.prepare(
-            min(tiles, ctas or tiles),
-            128 * warp_groups,
-            (*maps, out, m, n, k),
-            stages * (rows + 64) * 128 + 16 * stages,
-        )
+        smem = stages * (rows + 64) * 128 + boxes_of_c * 64 * 128 + 16 * stages
+        return kernel.prepare(min(tiles, ctas or tiles), 128 * warp_groups, (*maps, c, m, n, k), smem)
 
     return prepare
 
 
-def _check(kernel, rows: int = 64, warp_groups: int = 2, stages: int = 4, ctas: int = 0) -> str:
+def find_fault(
+    kernel, rows: int = 64, warp_groups: int = 2, stages: int = 4, ctas: int = 0, boxes_of_c: int = 0
+) -> str:
     """Check a kernel with tiles of `rows` x 64; `ctas` limits the grid. Return "" or what is wrong.
 
     A wrong barrier would stop a GPU for ever, so nothing runs before the emulator has passed it.
@@ -141,30 +191,40 @@ def _check(kernel, rows: int = 64, warp_groups: int = 2, stages: int = 4, ctas: 
         if ctas
         else EXERCISE_SHAPES
     )
-    return check_gemm(_prepare(kernel, rows, warp_groups, stages, ctas), shapes)
+    return check_gemm(prepare_small(kernel, rows, warp_groups, stages, ctas, boxes_of_c), shapes)
 
 
 def check_counts(kernel) -> None:
     """Raise AssertionError unless the counts FULL and EMPTY of the kernel's barriers are right."""
-    fault = _check(kernel, rows=128, warp_groups=3)
+    fault = find_fault(kernel, rows=128, warp_groups=3)
     assert not fault, fault
+
+
+def trace_small(
+    kernel, stages: int = 4, steps: int = 6, tiles: int = 1, boxes_of_c: int = 0
+) -> list[emulator.Event]:
+    """Return what one CTA issues for tiles of 64 x 64 and `steps` steps, where the engine is as slow as possible."""
+    with emulator.trace() as trace, emulator.with_seed(0):
+        prepare = prepare_small(kernel.define(STAGES=stages), 64, 2, stages, 1, boxes_of_c)
+        prepare(*make_inputs(64, 64 * tiles, 64 * steps, "cpu"))()
+    return trace.events
 
 
 def check_consumer(kernel) -> None:
     """Raise AssertionError unless a kernel with a producer and a consumer of 64 x 64 is right with 2, 4 and 5 stages.
 
-    The products of a step must be issued while those of the step before may still run. NotImplementedError for a kernel
-    in which the consumer is missing.
+    The products of a step must be issued while those of the step before may still run.
     """
-    if "// your " in kernel.source:
-        raise NotImplementedError
     for stages in (2, 4, 5):
-        fault = _check(kernel.define(STAGES=stages), stages=stages)
+        fault = find_fault(kernel.define(STAGES=stages), stages=stages)
         assert not fault, f"with {stages} stages, {fault}"
     assert kernel.counts().get("HGMMA", 0) >= 4, "the kernel has no wgmma"
-    with emulator.trace() as trace, emulator.with_seed(0):
-        _prepare(kernel.define(STAGES=4), 64, 2, 4)(*make_inputs(64, 64, 64 * 6, "cpu"))()
-    products = [event.pending for event in trace.events if event.kind == emulator.Event.PRODUCT]
+    require_overlap(trace_small(kernel))
+
+
+def require_overlap(events: list[emulator.Event]) -> None:
+    """Raise AssertionError unless the products of a step are issued while those of the step before may run."""
+    products = [event.pending for event in events if event.kind == emulator.Event.PRODUCT]
     alone = len(products) - sum(pending > 0 for pending in products)
     assert alone <= 4, (
         f"the sums are right, but {alone // 4} of {len(products) // 4} steps wait for the products of the step before "
@@ -172,79 +232,22 @@ def check_consumer(kernel) -> None:
     )
 
 
-def check_persistent(kernel) -> None:
-    """Raise AssertionError unless a persistent kernel of two warp groups is right, with 1, 2 and 3 CTAs."""
-    for ctas in (1, 2, 3):
-        fault = _check(kernel, ctas=ctas)
-        assert not fault, f"with {ctas} CTA{'s' * (ctas > 1)}, {fault}"
+def check_whole(kernel) -> None:
+    """Raise AssertionError unless `check_consumer` passes a kernel, and its producer fills the ring ahead of products.
 
-
-def _make_distinct(where: str) -> torch.Tensor:
-    """Return 64 x 64 different bf16 numbers, ±2^e (1 + m / 64), in random order. `find_wrong` tells any two apart."""
-    positive = torch.outer(2.0 ** torch.arange(32), 1 + torch.arange(64) / 64).flatten()
-    return torch.cat([positive, -positive])[torch.randperm(4096)].view(64, 64).bfloat16().to(where)
-
-
-def _describe_wrong(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> str:
-    """Return how many elements of `out` differ from a b, where the first one is, and which sum it holds instead."""
-    wrong, expected = find_wrong(out, a, b), a.double() @ b.double()
-    row, column = wrong.nonzero()[0].tolist()
-    found = (expected == out[row, column]).nonzero().tolist()
-    held = (
-        "the sum of row {}, column {}".format(*found[0])
-        if len(found) == 1
-        else f"{out[row, column]:.5g} instead of {expected[row, column]:.5g}"
-    )
-    return (
-        f"{int(wrong.sum()):,} of {out.numel():,} elements are wrong; the first, at row {row}, column {column}, "
-        f"holds {held}"
-    )
-
-
-def check_epilogue(kernel) -> None:
-    """Raise AssertionError unless a kernel of one product of 64 x 64 writes its sums to the box of C with stmatrix.
-
-    The first B is the identity, so that C holds the different numbers of A, and a sum in a wrong place can be named.
-    NotImplementedError for a kernel in which the body of a function is still a comment. A wrong stmatrix could stop a
-    GPU, so nothing runs there before the emulator has passed it.
+    NotImplementedError for a kernel without a body.
     """
-    if re.search(r"{\s*// your [^\n]*\s*}", kernel.source):
-        raise NotImplementedError
-    assert emulator.is_available(), "not run: the emulator needs g++"
-
-    def run(where: str) -> str:
-        for a, weight in (
-            (_make_distinct(where), torch.eye(64, device=where).bfloat16()),
-            [torch.randn(64, 64, device=where).bfloat16() for _ in range(2)],
-        ):
-            nan = torch.full((64, 64), float("nan"), dtype=torch.bfloat16, device=where)
-            memory = lesson.LaunchMemory([a, weight, nan])
-            maps = [make_tensor_map(each, (64, 64), swizzle="128B") for each in memory.tensors]
-            kernel.prepare(1, 128, maps, 3 * 64 * 128 + 8)()
-            wrong = find_wrong(memory.tensors[-1], a, weight.T)
-            if fault := memory.find_fault(wrong):
-                return _describe_wrong(memory.tensors[-1], a, weight.T) if wrong.any() else fault
-        return ""
-
-    fault = lesson.run_everywhere(run)
-    assert not fault, fault
-    with emulator.trace() as trace:
-        run("cpu")
-    issued = sum(event.kind == emulator.Event.STORE for event in trace.events)
-    assert issued == 2, f"the sums are right, but {issued // 2} threads store the box: one is enough"
-    stores = kernel.sass(r"\bST(S|\b)")  # to shared memory, or to an address that may lie there
-    assert stores and all("STSM" in store for store in stores), (
-        "the sums are right, but stmatrix does not write all"
+    lesson.require_written(kernel)
+    check_consumer(kernel)
+    kinds = [event.kind for event in trace_small(kernel, stages=8, steps=9)]
+    filled = kinds[: kinds.index(emulator.Event.PRODUCT)].count(emulator.Event.LOAD) // 2
+    assert filled == 8, (
+        f"the sums are right, but the producer has asked for {filled} of 8 stages before the first products: let it "
+        "run ahead until no stage is empty"
     )
 
 
-CHECKS = {
-    "Exercise 1": check_counts,
-    "Exercise 2": check_consumer,
-    "Exercise 3": check_persistent,
-    "Exercise 4": check_consumer,
-    "Exercise 5": check_epilogue,
-}
+CHECKS = {"Exercise 1": check_counts, "Exercise 2": check_consumer, "Exercise 3": check_whole}
 
 
 def check(exercise: str, kernel) -> None:

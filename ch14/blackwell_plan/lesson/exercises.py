@@ -210,12 +210,80 @@ def check_scale_columns(columns: Callable) -> None:
         )
 
 
+# ---- the whole kernel
+
+
+def prepare_gemm(kernel, a, a_scales, b, b_scales, out, form: str) -> Callable:
+    """Return a launch of a kernel with the arguments of the notebook's `scaled_tiles`, tiles of 128 x 256."""
+    (m, n), constants = out.shape, constants_of(form)
+    groups = 128 * constants["PACKED"] // constants["GROUP"] // 4
+    tiles = [each.view(each.shape[0] // 128, each.shape[1] // 4, 2, 256) for each in (a_scales, b_scales)]
+    boxes = [128, 128], [1, groups, 2, 256], [256, 128], [2, groups, 2, 256], [128, 256]
+    operands = [TensorDescriptor.from_tensor(*pair) for pair in zip((a, tiles[0], b, tiles[1], out), boxes)]
+    sizes = dict(BLOCK_M=128, BLOCK_N=256, BLOCK_K=128 * constants["PACKED"])
+    k, grid = a.shape[1] * constants["PACKED"], ((m // 128) * (n // 256),)
+    return lambda: kernel[grid](*operands, n, k, **constants, **sizes, num_warps=4, num_stages=3)
+
+
+def _make_random(form: str, where: str) -> list[torch.Tensor]:
+    """Return operands as `make_operands` does, with random codes and scales, the scales in tiles of 128 x 4."""
+    found, tensors, k = number_formats.lookup(form), [], 512
+    for rows in (256, 512):
+        codes = number_formats.encode(torch.randn(rows, k), found.element)
+        if found.block[1] == 16:
+            scales = (torch.rand(rows, k // 16) + 0.5).to(torch.float8_e4m3fn).view(torch.uint8)
+        else:
+            scales = torch.randint(124, 131, (rows, k // 32), dtype=torch.uint8)
+        tiled = packing.tile_scales(scales).view(rows, k // found.block[1])
+        codes = packing.pack(codes, found.element.bits)
+        tensors += [
+            codes.view(torch.float8_e4m3fn) if found.element.bits == 8 else codes,
+            tiled.view(torch.float8_e4m3fn) if found.block[1] == 16 else tiled,
+        ]
+    return [each.to(where) for each in [*tensors, torch.zeros(256, 512, dtype=torch.bfloat16)]]
+
+
+def _spec(a, a_scales, b, b_scales, form: str) -> torch.Tensor:
+    """Return A (M, K) B (N, K) transposed, in float64, from codes and tiled scales."""
+    found, values = number_formats.lookup(form), []
+    for codes, tiled in ((a, a_scales), (b, b_scales)):
+        rows, columns = tiled.shape
+        codes = packing.unpack(codes.view(torch.uint8).cpu(), found.element.bits, columns * found.block[1])
+        scales = packing.untile_scales(tiled.view(torch.uint8).cpu().flatten(), rows, columns)
+        e8m0 = found.block[1] == 32
+        scales = number_formats.decode_e8m0(scales) if e8m0 else scales.view(torch.float8_e4m3fn).float()
+        blocks = number_formats.decode(codes, found.element).double().unflatten(1, (columns, -1))
+        values.append((blocks * scales.double()[:, :, None]).flatten(1))
+    return values[0] @ values[1].T
+
+
+def check_gemm(kernel) -> None:
+    """Raise AssertionError unless a kernel with the signature of `scaled_tiles` is right, and native on sm_100a."""
+    lesson.require_written(kernel)
+    forms = ["mxfp8_e4m3", "mxfp4", "nvfp4"]
+    for form in forms[: 2 if _where() == "cuda" else 3]:  # up to Triton 3.7 Hopper cannot decode NVFP4
+        fault = lesson.check_launch(
+            functools.partial(prepare_gemm, kernel, form=form),
+            {"cpu": [form], "cuda": [form]},
+            _make_random,
+            lambda *given, form=form: _spec(*given, form).to(given[0].device),
+        )
+        assert not fault, fault
+    versions = {(form,): (functools.partial(prepare_gemm, kernel), form, "sm_100a") for form in forms}
+    for row in compile_versions(versions, ["format"]):
+        what = f"for sm_100a in {row['format']}"
+        assert row["status"] == "ok", f"{what} {row['reason']}"
+        assert "block_scale" in row["instruction"], f"{what} the product is {row['instruction'] or 'none'}"
+        assert row["scales copied"], f"{what} threads carry the scales: no tcgen05.cp"
+
+
 CHECKS = {
     "Exercise 1": check_two_accumulators,
     "Exercise 2": check_load,
     "Exercise 3": check_store,
     "Exercise 4": check_widest,
     "Exercise 5": check_scale_columns,
+    "Exercise 6": check_gemm,
 }
 
 

@@ -124,22 +124,3 @@ def measure_sweep():
     """Measure the grid of every operation, at each of its shapes, through the engine."""
     spaces = [DescriptorSpace(shape, op) for op in OPS for shape in SHAPES[op]]
     return [row for space in spaces for row in record_rows(grid(space.dtype), space)]
-
-
-def summarise(rows: list[dict]) -> list[dict]:
-    """Return a row for each operation, shape and way: the best configuration, and best, median and worst ratio."""
-    groups: dict[tuple, list[dict]] = {}
-    for row in sorted((row for row in rows if row["status"] == "ok"), key=lambda row: -row["ratio"]):
-        groups.setdefault((row["dtype"], tuple(row["shape"]), row["name"]), []).append(row)
-    found = []
-    for (op, shape, way), ok in sorted(groups.items()):
-        best, median, worst = ok[0], ok[len(ok) // 2], ok[-1]
-        row = {
-            "op": op,
-            "shape": f"{shape[0]} × {shape[1]}",
-            "way": way,
-            "of": len(ok),
-            "best": best["config"],
-        }
-        found.append(row | {"ratio": best["ratio"], "median": median["ratio"], "worst": worst["ratio"]})
-    return found

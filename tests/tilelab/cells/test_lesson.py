@@ -124,6 +124,19 @@ def test_a_gain_is_over_the_origin_or_the_fastest_and_earlier_rows_are_folded(re
     assert "third" in folded.partition("<details>")[2] and "again" in shown and "<td>slow" not in shown
 
 
+def test_a_gain_of_a_cell_with_other_constants_is_over_that_cell(recorded):
+    record = results.load("test_ladder")
+    record["rows"] = [
+        {"version": name, "code": lesson.code_hash(KERNEL), "ms": 1.0, "ratio": ratio, "spread": 0.02}
+        for name, ratio in {"first": 0.5, "add_one": 0.4, "wide": 0.6}.items()
+    ]
+    results.save(record)
+    ladder, kernel = make_ladder(), dataclasses.replace(KERNEL, changed_from="first")
+    for name in ("first", "", "wide"):
+        table = ladder.step(kernel, prepare_with(KERNEL), name)
+    assert list(table.frame["gain"]) == ["", "0.80 × first", "1.50 × add_one"]
+
+
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_sweep_of_edited_cells_shows_no_figures(monkeypatch, tmp_path, edited):
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path))

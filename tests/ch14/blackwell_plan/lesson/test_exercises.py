@@ -63,6 +63,7 @@ def test_the_solutions_pass():
     exercises.check_load(*define(SOLUTIONS, "mended_scales"))
     exercises.check_load(*define(VERSIONS, "load_scales"))
     exercises.check_store(*define(SOLUTIONS, "my_store"))
+    exercises.check_gemm(*define(SOLUTIONS, "my_gemm"))
     for name, check in (
         ("widest_with", exercises.check_widest),
         ("scale_columns", exercises.check_scale_columns),
@@ -114,6 +115,20 @@ def test_a_wrong_answer_fails(check, name, change):
         getattr(exercises, f"check_{check}")(*define(SOLUTIONS, name, change=change))
 
 
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (("n, k // GROUP, BLOCK_N", "m, k // GROUP, BLOCK_N"), "wrong"),
+        (("range(0, K, BLOCK_K)", "range(0, K - BLOCK_K, BLOCK_K)"), "wrong"),
+        (("% (N // BLOCK_N)", "% (N // BLOCK_M)"), "not finite"),
+        (("b.T, b_scale, FORMAT, acc)", "b.T, b_scale, FORMAT)"), "wrong"),
+    ],
+)
+def test_a_wrong_gemm_fails(change, reason):
+    with pytest.raises(AssertionError, match=reason):
+        exercises.check_gemm(*define(SOLUTIONS, "my_gemm", change=change))
+
+
 def test_a_wrong_plan_fails():
     with pytest.raises(AssertionError, match="widest"):
         exercises.check_widest(lambda ab_stages, **formats: (256, 128))
@@ -144,4 +159,5 @@ def test_a_wrong_plan_fails():
 
 def test_a_stub_is_not_solved(capsys):
     exercises.check("Exercise 3", *define(VERSIONS, "my_store"))
-    assert "not solved yet" in capsys.readouterr().out
+    exercises.check("Exercise 6", *define(VERSIONS, "my_gemm"))
+    assert capsys.readouterr().out.count("not solved yet") == 2
