@@ -193,4 +193,4 @@ def test_a_notebook_that_raises_fails_and_hidden_figures_are_found(tmp_path):
     with pytest.raises(pytest.fail.Exception, match="ZeroDivisionError"):
         run_cells(path, tmp_path)
     if device.current().capability is None:
-        assert find_hidden_figures((tmp_path / "outputs").read_text()) == ["k is not recorded"]
+        assert "k is not recorded" in find_hidden_figures((tmp_path / "outputs").read_text())
