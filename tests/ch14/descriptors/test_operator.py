@@ -123,7 +123,7 @@ def test_specs():
 
 @pytest.mark.compile
 def test_ptx_and_sass_hold_what_a_variant_teaches():
-    rows = experiments.compile_for_targets(("sm_90a",))
+    rows = experiments.compile_for_targets(("sm_90a",), ("copy", "gather"))
     rows += experiments.compile_for_targets(("sm_100a", "sm_120a"), ("gather",))
     for row in rows:
         config, uses_descriptors = configs(row["op"])[row["name"]], "pointers" not in row["name"]
