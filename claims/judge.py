@@ -271,14 +271,20 @@ class Judgement:
         """Return the verdict in words, with its name in bold."""
         return self.finding.describe().replace(self.finding.verdict, f"**{self.finding.verdict}**", 1)
 
+    def link(self, folder: str) -> str:
+        """Return a link to the cells that show the figure; `folder` leads from the text's file to the notebooks."""
+        notebook, heading = self.claim.shown_in
+        where = f"{notebook}, *{heading}*"
+        if not self.claim.path.exists():
+            return where
+        # JupyterLab's anchor of a heading is its text with hyphens for spaces.
+        anchor = urllib.parse.quote(heading.replace(" ", "-"), safe="-,:?'")
+        return f"[{where}]({folder}{self.claim.path.name}#{anchor})"
+
     def markdown(self, folder: str) -> str:
         """Return a row of a table; `folder` leads from the table's file to the notebooks."""
         claim, finding = self.claim, self.finding
-        notebook, heading = claim.shown_in
-        where = f"{notebook}, *{heading}*"
-        if claim.path.exists():  # JupyterLab's anchor of a heading is its text with hyphens for spaces
-            anchor = urllib.parse.quote(heading.replace(" ", "-"), safe="-,:?'")
-            where = f"[{where}]({folder}{claim.path.name}#{anchor})"
+        where = self.link(folder)
         said = "; ".join(quote.markdown() for quote in claim.quotes)
         found = "<br>".join(filter(None, (finding.figure, f"*Holds if {claim.test}.*")))
         evidence = finding.evidence or f"{claim.kind}: {claim.judged_on}"

@@ -31,8 +31,9 @@ def judge(*options):
 
 @pytest.mark.fault
 def test_a_sample_of_the_mutants_is_rejected():
-    verdicts, accepted = judge("--sample", "1", *STEMS)
-    assert not accepted and {stem for stem, *_ in verdicts} == set(STEMS)
+    sample = STEMS[1::4]  # CUDA, Triton and plain answers
+    verdicts, accepted = judge("--sample", "1", *sample)
+    assert not accepted and {stem for stem, *_ in verdicts} == set(sample)
 
 
 @pytest.mark.mutants

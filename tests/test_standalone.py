@@ -42,9 +42,7 @@ def test_it_is_right_and_compiles(file, tmp_path, capsys):
     "file, change",
     [
         (RING, ("use / STAGES % 2", "use % 2")),
-        (RING, ("wait_group.read 1;", "wait_group.read 2;")),
         (TRANSPOSE, ("fence.proxy.async.shared::cta;", "")),
-        (TRANSPOSE, ("use / STAGES % 2", "0")),
         (TRANSPOSE, ("        __syncthreads();  // the engine has read", "        // the engine has read")),
     ],
 )

@@ -11,6 +11,8 @@ from tilelab import ROOT, views
 
 SCREENSHOTS = ROOT / "build" / "screenshots"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+# The contexts of tests share a renderer: a process of its own would cost each of them a second.
+ONE_PROCESS = ("--process-per-site", "--renderer-process-limit=1")
 SIZES = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 390, "height": 844}}
 
 
@@ -25,7 +27,9 @@ def chromium():
         pytest.skip("needs Chromium: apt-get install chromium")
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     with api.sync_playwright() as playwright:
-        with contextlib.closing(playwright.chromium.launch(executable_path=found)) as browser:
+        with contextlib.closing(
+            playwright.chromium.launch(executable_path=found, args=list(ONE_PROCESS))
+        ) as browser:
             yield browser
 
 

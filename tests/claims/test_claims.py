@@ -13,7 +13,7 @@ import pytest
 
 from ch07.resample.lesson import figures
 from ch14.blockscaled.lesson import note_attempts
-from claims import answers, builds, judge, trial
+from claims import answers, builds, judge, lesson, trial
 from claims.__main__ import main
 from claims.audits import resample as audit
 from claims.judge import HOLDS, HOLDS_HERE, NO_RECORD, NOT_HERE, ONLY_IF, ONLY_IF_HERE, REFUTED, UNTESTED
@@ -252,7 +252,8 @@ def test_an_answer_without_its_words_is_one_sentence():
         answers.rewrite_figures(text)
 
 
-def test_the_notebook_says_what_the_rules_say():
+def test_the_notebook_says_what_the_rules_say(every):
+    """The notebook quotes ten claims as the notes' files do, with their tests, and folds today's verdicts."""
     cells = json.loads(trial.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     shown = [
         "".join(output["data"].get("text/markdown", ""))
@@ -260,8 +261,23 @@ def test_the_notebook_says_what_the_rules_say():
         for output in cell.get("outputs", ())
         if "data" in output
     ]
-    for note in trial.NOTES:
-        assert judge.make_table(note.judgements, "") in shown, f"{note.title}: run `python -m claims --write`"
+    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert 8 <= len(lesson.LESSONS) <= 10
+    for name in lesson.LESSONS:
+        assert lesson.fold_verdict(name).data in shown, f"{name}: run `python -m claims --write`"
+        words = CLAIMS[name].quotes[0].words.replace("**", "")
+        note = next(note for note in trial.NOTES if CLAIMS[name] in note.claims)
+        assert f"“{words}” (*{note.title}*)" in prose and "Verdict: " not in prose
+    kinds = [kind for kind, *_ in lesson.LESSONS.values()]
+    assert len(set(kinds)) == len(kinds), "one claim for each kind of error"
+
+
+def test_an_answer_is_compared_with_the_verdict(every):
+    assert {lesson.answer(name) for name in lesson.LESSONS} == set(lesson.ANSWERS)
+    assert lesson.compare({"memory": ""}).startswith("0 of ")
+    said = lesson.compare({"memory": " Fails", "one_stage": "fails", "small_k": "only if"})
+    assert said.startswith(f"3 of {len(lesson.LESSONS)} claims judged, 2 as the rules judge them")
+    assert said.splitlines()[1:] == [f"  {CLAIMS['one_stage'].text} You said 'fails', the rule 'holds'."]
 
 
 def test_without_records_nothing_is_invented(every, monkeypatch, tmp_path):

@@ -5,27 +5,26 @@ import json
 import pytest
 
 from claims import judge
+from claims import lesson as ten_claims
 from tilelab import ROOT
 from tilelab.cells import lesson
 
 NOTEBOOKS = ROOT / "notebooks"
 SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "claims.ipynb")
+FLOOR = 'max(figure["bytes"] / (sheet["gbps"] * 1e3), figure["flops"] / (sheet["tflops"] * 1e6))'
 
 
 def run(name, *change):
     """Run the check of the cell that defines a function of the solutions, in which one piece of text is changed."""
     cell = next(text for text in SOLUTIONS if f"def {name}(" in text)
-    answer, _, test = cell.partition("\n\n\ndef test")
+    answer, _, test = cell.partition("check.check")[0].partition("\n\n\ndef test")
     assert not change or change[0] in answer
     names = {"judge": judge}
-    exec(
-        (answer.replace(*change) if change else answer) + "\n\n\ndef test" + test.partition("check.check")[0],
-        names,
-    )
-    names["test"]()
+    exec((answer.replace(*change) if change else answer) + (test and "\n\n\ndef test" + test), names)
+    names["test"]() if test else ten_claims.check_gains(names[name])
 
 
-@pytest.mark.parametrize("name", ["kept_descriptor", "settled"])
+@pytest.mark.parametrize("name", ["impossible", "kept_descriptor", "settled", "gain_grows"])
 def test_the_solutions_pass_and_the_notebook_has_the_same_check(name):
     run(name)
     cells = json.loads((NOTEBOOKS / "claims.ipynb").read_text())["cells"]
@@ -33,12 +32,28 @@ def test_the_solutions_pass_and_the_notebook_has_the_same_check(name):
         text for cell in cells if f"def {name}(" in (text := "".join(cell["source"])) and "raise Not" in text
     )
     solved = next(text for text in SOLUTIONS if f"def {name}(" in text)
-    assert given[given.index("def test") :] == solved[solved.index("def test") :]
+    mark = "def test" if "def test" in solved else "check.check"
+    assert given[given.index(mark) :] == solved[solved.index(mark) :]
 
 
 @pytest.mark.parametrize(
     "name, change",
     [
+        ("impossible", (FLOOR, "sum" + FLOOR.removeprefix("max").replace("(figure", "((figure", 1) + ")")),
+        ("impossible", ("max(figure", "min(figure")),
+        ("impossible", ("1e3", "1e6")),
+        ("impossible", ('sheets[figure["gpu"]]', 'sheets["A"]')),
+        ("impossible", ("< floor_us", "<= floor_us")),
+        ("gain_grows", (', status="ok"', "")),
+        ("gain_grows", ("max(row", "min(row")),
+        ("gain_grows", ('if row["shape"] == [n] * 3', "")),
+        ("gain_grows", ("map(judge.is_better, gains[1:], gains)", "a > b for a, b in zip(gains[1:], gains)")),
+        (
+            "gain_grows",
+            ("all(map(judge.is_better, gains[1:], gains))", "judge.is_better(gains[2], gains[0])"),
+        ),
+        ("gain_grows", ("all(map", "any(map")),
+        ("gain_grows", ("(2048, 4096, 8192)", "(8192, 4096, 2048)")),
         ("kept_descriptor", ('us["host, kept"] - us["pointers"]', "[*us.values()][2] - [*us.values()][0]")),
         ("kept_descriptor", ("more <= limit_us", "more <= 2")),
         ("kept_descriptor", ("more <= limit_us", "True")),
@@ -53,5 +68,5 @@ def test_the_solutions_pass_and_the_notebook_has_the_same_check(name):
     ],
 )
 def test_a_wrong_answer_fails(name, change):
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, KeyError)):
         run(name, *change)

@@ -110,15 +110,16 @@ def describe_means(sets: dict[str, list[dict]]) -> str:
 
 
 def describe_losses(records: dict[int, object]) -> str:
-    """Return a line for each size: the speed of the winner, and what is left of it without each ingredient."""
-    lines = []
-    for size, record in records.items():
+    """Return a text table: the speed of the winner at each size, and the share that is left without each ingredient."""
+    columns = []
+    for record in records.values():
         speed = {(row["kind"], row["ingredient"]): row.get("ratio") for row in record.rows}
         if not (winner := speed["winner", ""]):
-            continue
-        parts = [
-            f"{ratio / winner:.2f} without {name}" for (kind, name), ratio in speed.items() if kind == "last"
-        ]
-        parts.append(f"{speed['winner, one per SM, 6 stages', ''] / winner:.2f} with one per SM and 6 stages")
-        lines.append(f"{size}³: the winner runs at {winner:.2f} × torch.mm; × the winner: {', '.join(parts)}")
-    return "\n".join(lines)
+            return ""
+        column = {"winner, × torch.mm": winner}
+        column |= {f"without {name}": speed[kind, name] / winner for kind, name in speed if kind == "last"}
+        columns.append(column | {"one per SM, 6 stages": speed["winner, one per SM, 6 stages", ""] / winner})
+    lines = [" " * 28 + "".join(f"{size:6}³" for size in records)]
+    return "\n".join(
+        lines + [f"{name:28}" + "".join(f"{each[name]:7.2f}" for each in columns) for name in columns[0]]
+    )

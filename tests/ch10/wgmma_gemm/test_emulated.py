@@ -82,7 +82,7 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
     ids=str,
 )
 def test_it_is_right_in_every_order(config):
-    for shape, seeds in zip(SHAPES, (emulator.SEEDS, (0, 3), (1, 4))):
+    for shape, seeds in zip(SHAPES, ((0, 1, 2, 3), (4,), (5,))):
         if fits(config, shape[2]):  # a split needs a step for each CTA
             assert run(config, shape, seeds) < 2**-7
 
@@ -91,12 +91,10 @@ def test_it_is_right_in_every_order(config):
     "config, change",
     [
         (THREE, ("4 * CONSUMERS * ctas", "8 * ctas")),  # a stage is free after two of three consumers
-        (THREE, ("4 * CONSUMERS * ctas", "16 * ctas")),
         (THREE, ("consumer * ROWS * 128", "consumer % 2 * ROWS * 128")),
         (THREE, ("consumer * BUFFERS * SUBTILE_BYTES", "0")),
         (CLUSTER, ("4 * CONSUMERS * ctas", "8 * CONSUMERS")),  # a stage is free after two of four CTAs
         (CLUSTER, ("box + part * 128", "box + part * 64")),
-        (CLUSTER, ("lane < CLUSTER_SIZE &&", "lane < 2 &&")),
         (WIDE, ("CLUSTER + CLUSTER_N - 1)", "CLUSTER)")),
         (WIDE, ("lane % CLUSTER == rank % CLUSTER ||", "")),
         (WIDE, ("k / BOX_K % SHARERS == sharer", "sharer == 0 || k == 0")),

@@ -358,7 +358,7 @@ def test_the_table_of_contents_follows_the_reader(pages, browser):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("size, scheme", [(WIDE, "light"), (NARROW, "dark")])
+@pytest.mark.parametrize("size, scheme", [(NARROW, "dark")])
 def test_views_work_on_a_page_and_a_view_that_fails_leaves_its_picture(small_page, browser, size, scheme):
     still = _output(image_png=PNG, metadata={"image/png": {"alt": "a still"}})
     path = small_page(_view(3, "</script>"), still, _view(7), still, _view(-1), still)

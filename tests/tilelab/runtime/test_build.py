@@ -328,8 +328,8 @@ def test_no_wgmma_is_serialized():
         configs = list(gemm_configs("course", dtype, "sm_90a").values())[:count]
         return [gemm_job(config, "sm_90a", dtype, b_k_major) for config in configs]
 
-    reports = list(build.build([*jobs(8, "bf16", True), *jobs(3, "bf16", False), *jobs(3, "fp8", True)]))
-    assert len(reports) == 14
+    reports = list(build.build([*jobs(4, "bf16", True), *jobs(1, "bf16", False), *jobs(2, "fp8", True)]))
+    assert len(reports) == 7
     for report in reports:
         assert report.counts["wgmma"] and build.ptxas_remarks(report.ptx, "sm_90a") == [], report.job.name
 
@@ -536,12 +536,14 @@ def test_cu_whose_sass_cannot_be_read(cu_job, monkeypatch):
 @pytest.mark.compile
 def test_a_kernel_is_built_without_torch_until_its_package_is_asked():
     code = (
-        "import sys; from tilelab.runtime import build_worker; "
-        "assert build_worker._load_kernel('ch14.gemm.kernels:gemm_plain_kernel').arg_names; "
-        "assert 'torch' not in sys.modules; from ch14.gemm import spec; assert 'torch' in sys.modules"
+        "import sys; from tilelab.runtime import build_worker; sys.modules['torch'] = None; "
+        "assert build_worker._load_kernel('ch14.gemm.kernels:gemm_plain_kernel').arg_names; from ch14.gemm import spec"
     )
     env = notebook.child_env(TRITON_INTERPRET="0")
-    assert subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=120).returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: import of torch halted; None in sys.modules"
 
 
 @pytest.mark.compile

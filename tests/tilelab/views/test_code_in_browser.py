@@ -1,7 +1,7 @@
 """The view of PTX and SASS side by side, on a page without a server."""
 
 import pytest
-from view_pages import SCREENSHOTS
+from view_pages import SCREENSHOTS, longest_answer_ms
 
 from ch14.gemm.lesson.sweep import GemmSpace
 from tilelab import views
@@ -56,13 +56,13 @@ def show(browser, tmp_path):
     """Return a function that opens the view of two listings; an error on the page fails the test."""
     contexts, errors = [], []
 
-    def show(left, right, scheme="light", width=1280):
+    def show(left, right, width=1280):
         path = tmp_path / "page.html"
         path.write_text(
             "<!doctype html><meta charset=utf-8><body style='margin:8px'>"
             + views.make_page_part("code", {"left": left, "right": right})
         )
-        contexts.append(browser.new_context(viewport={"width": width, "height": 720}, color_scheme=scheme))
+        contexts.append(browser.new_context(viewport={"width": width, "height": 720}))
         page = contexts[-1].new_page()
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(path.as_uri())
@@ -163,23 +163,23 @@ def test_long_listings_are_quick_and_scroll_together(show):
     page.add_script_tag(content=module)
     took_ms, same = page.evaluate(TIME, [[text for _, text in side] for side in (left, right)])
     print(f"two listings of {LINES:,} lines are compared in {took_ms:.0f} ms; {same} lines are the same")
-    assert took_ms < LIMIT_MS
+    assert took_ms < longest_answer_ms(LIMIT_MS)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_two_configurations(show, scheme):
+def test_two_configurations(show):
     """Pictures of a real pair are left in build/screenshots."""
     space = GemmSpace((4096, 4096, 4096), compile_for="sm_90a")
     configs = GemmSpace.presets["grid of 96"]("bf16")
     sides = [load_code(space.job(configs[index])) for index in (0, 40)]
     assert not any(side["reason"] for side in sides)
-    page = show(*sides, scheme=scheme)
+    page = show(*sides)
     page.locator(".tiles-code-body").focus()
-    for language in ("ptx", "sass"):
+    for language, scheme in (("ptx", "light"), ("sass", "dark")):
+        page.emulate_media(color_scheme=scheme)
         page.locator(f"[data-language={language}]").click()
         for _ in range(20):
             page.keyboard.press("n")
-            page.screenshot(path=SCREENSHOTS / f"code-{language}-{scheme}.png")
+        page.screenshot(path=SCREENSHOTS / f"code-{language}-{scheme}.png")
         assert page.locator(".tiles-code-current").count() == 2
-    narrow = show(*sides, scheme=scheme, width=390)
+    narrow = show(*sides, width=390)
     assert narrow.evaluate("document.documentElement.scrollWidth") <= 390

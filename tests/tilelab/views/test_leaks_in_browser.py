@@ -8,7 +8,7 @@ import pytest
 from browsing import opened, served_demo
 
 pytestmark = pytest.mark.browser
-RELOADS = 2
+RELOADS = 1
 GONE_S = 60  # within which the kernel of a closed tab must be gone
 # A sweep whose builds never end and need no CPU.
 CELL = """import dataclasses, pathlib

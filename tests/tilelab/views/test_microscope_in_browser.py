@@ -268,8 +268,7 @@ def test_ldmatrix_reads_without_conflict_where_the_box_is_swizzled(page):
     assert "4 wavefronts" in text(page, "cost")
 
 
-@pytest.mark.parametrize("size", view_pages.SIZES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size, scheme", zip(view_pages.SIZES, ("light", "dark")))
 def test_it_fits_the_page(browser, tmp_path, size, scheme):
     with opened(browser, tmp_path, explorer.microscope(swizzle="128B"), size, scheme) as page:
         page.locator(f"{ROOT} .scroller").first.hover(position={"x": 60, "y": 50})

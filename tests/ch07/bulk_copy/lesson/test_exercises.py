@@ -2,6 +2,7 @@
 
 import re
 
+import planted
 import pytest
 
 from ch07.bulk_copy.lesson import exercises
@@ -14,12 +15,7 @@ SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch07_bulk_cop
 
 
 def answer(kernel, *changes):
-    """Return a solution in which texts are replaced by others."""
-    source = SOLUTIONS[kernel].source
-    for old, new in changes:
-        assert old in source
-        source = source.replace(old, new)
-    return cuda_magic.find_kernels(source, SOLUTIONS[kernel].options)[kernel]
+    return planted.answer(SOLUTIONS, kernel, *changes)[kernel]
 
 
 @pytest.mark.parametrize(
@@ -35,25 +31,17 @@ def test_the_solutions_pass(kernel, check):
 
 
 @pytest.mark.parametrize(
-    "kernel, change",
+    "change",
     [
-        ("mended_ring", ("use / 2 % 2", "0")),
-        ("mended_ring", ("use / 2 % 2", "1")),
-        ("mended_ring", ("bulk_wait_read<0>();", "")),
-        ("mended_ring", ("load(1);", "")),
-        (
-            "mended_ring",
-            (
-                "arrive_expect_tx(shared_address(&full[use % 2]), BYTES)",
-                "arrive_expect_tx(shared_address(&full[use % 2]), BYTES / 2)",
-            ),
-        ),
-        ("mended_ring", ("fence_mbarrier_init();", "")),
+        ("use / 2 % 2", "0"),
+        ("bulk_wait_read<0>();", ""),
+        ("load(1);", ""),
+        ("&full[use % 2]), BYTES)", "&full[use % 2]), BYTES / 2)"),
     ],
 )
-def test_a_wrong_ring_fails(kernel, change):
+def test_a_wrong_ring_fails(change):
     with pytest.raises(AssertionError, match="with . blocks?, "):
-        exercises.check_ring(answer(kernel, change))
+        exercises.check_ring(answer("mended_ring", change))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +49,6 @@ def test_a_wrong_ring_fails(kernel, change):
     [
         ("use / STAGES % 2", "use % 2"),
         ("load(use + STAGES)", "load(use + 2)"),
-        ("load(use);", "load(0);"),
         ("if (tile >= tiles) return;", ""),
     ],
 )
@@ -178,10 +165,6 @@ def test_the_first_exercise_asks_for_a_fault(capsys):
             "fence_proxy_async();\n    __syncthreads();\n",
             "__syncthreads();\n    if (threadIdx.x == 0) fence_proxy_async();\n",
         ),
-        ("fence_proxy_async();\n    __syncthreads();\n", "__syncthreads();\n    fence_proxy_async();\n"),
-        ("*= a", "*= 2"),
-        ("mbarrier_wait(barrier, 0);", ""),
-        ("bulk_wait_read<0>();", ""),
         ("blockIdx.x * 256, shared", "0, shared"),
         ("*= a", "= a * tile[threadIdx.x] + 1e-6f"),
         ("*= a", "= fabsf(a) * tile[threadIdx.x]"),

@@ -15,8 +15,8 @@ SIZES = {16: True, 1000: False, 4000: True, 32768: True, 262144: False}
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 
 
-def answer(kernel, change=("", "")):
-    return planted.answer(SOLUTIONS, kernel, change)[kernel]
+def answer(kernel, *changes):
+    return planted.answer(SOLUTIONS, kernel, *changes)[kernel]
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,10 @@ def test_the_solutions_pass(kernel, check):
             "copy_floats",
             ("expect_tx(barrier, 4 * COUNT)", "expect_tx(barrier, COUNT)"),
         ),
-        (exercises.check_floats, "copy_floats", ("mbarrier_wait(barrier, 0)", "mbarrier_wait(barrier, 1)")),
         (exercises.check_floats, "copy_floats", ("mbarrier_init(barrier, 1)", "mbarrier_init(barrier, 32)")),
         (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "blockIdx.x")),
         (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "tiles - blockIdx.x")),
         (exercises.check_reversed, "reverse_tiles", ("mbarrier_wait(barrier, 0);", "")),
-        (exercises.check_reversed, "reverse_tiles", ("fence_mbarrier_init();", "")),
         (
             exercises.check_interleaved,
             "interleave",
@@ -52,7 +50,6 @@ def test_the_solutions_pass(kernel, check):
         ),
         (exercises.check_interleaved, "interleave", ("y + place", "x + place")),
         (exercises.check_interleaved, "interleave", ("out + 2 * place", "out + place")),
-        (exercises.check_interleaved, "interleave", ("bulk_wait_read<0>();", "")),
     ],
 )
 def test_a_wrong_kernel_fails(check, kernel, change):
@@ -69,8 +66,7 @@ def test_two_stores_do_not_count_as_one():
 
 
 def test_two_barriers_do_not_count_as_one():
-    source = SOLUTIONS["interleave"].source
-    for old, new in (
+    changes = (
         ("u64 arrived;", "u64 arrived, other;"),
         (
             "mbarrier_init(barrier, 1);",
@@ -82,15 +78,11 @@ def test_two_barriers_do_not_count_as_one():
         ),
         ("y + place, BYTES, barrier", "y + place, BYTES, second"),
         ("mbarrier_wait(barrier, 0);", "mbarrier_wait(barrier, 0), mbarrier_wait(second, 0);"),
-    ):
-        assert old in source
-        source = source.replace(old, new)
+    )
     with pytest.raises(
-        AssertionError, match="the copies are right, but the kernel has 2 mbarriers instead of one"
+        AssertionError, match="copies are right, but the kernel has 2 mbarriers instead of one"
     ):
-        exercises.check_interleaved(
-            cuda_magic.find_kernels(source, SOLUTIONS["interleave"].options)["interleave"]
-        )
+        exercises.check_interleaved(answer("interleave", *changes))
 
 
 def test_a_size_is_not_judged_where_nothing_runs(monkeypatch):

@@ -115,7 +115,7 @@ def test_the_solutions_pass():
         ("value", "my_value", ("2.0**126", "2.0**127")),
         ("value", "my_value", ("(code & 8) != 0", "code > 7")),
         ("value", "my_value", ("(code & 7)", "code")),
-        ("decode", "my_decode", ("my_value(byte >> 4)", "my_value(byte)")),
+        ("decode", "my_decode", ("value_of(byte >> 4)", "value_of(byte)")),
         ("decode", "my_decode", ("high, odd.T", "high, even.T")),
         ("decode", "my_decode", ("K // 128)", "K // 128 - 1)")),
         ("decode", "my_decode", ("step * 4 + tl.arange(0, 4)", "tl.arange(0, 4)")),
