@@ -198,7 +198,7 @@ MECHANISMS = {
         },
         mechanisms.run_ring,
         draw_ring,
-        still=(1, 6, 12),
+        still=(1, 12),
     ),
     "roles": Mechanism(
         "The warp roles, and who may touch which stage",
@@ -211,10 +211,10 @@ MECHANISMS = {
         },
         mechanisms.run_roles,
         draw_roles,
-        still=(3, 14, 18),
+        still=(14, 18),
     ),
     "raster": Mechanism(
-        "Two orders of 64 × 64 tiles, and the strips that L2 holds",
+        "Two orders of the 64 × 64 tiles of 8192³, and the strips that L2 holds",
         {"wait": "tiles that are done", "product": "tiles of this wave", "store": "what L2 holds of a strip"},
         mechanisms.run_raster,
         draw_raster,
@@ -225,7 +225,7 @@ MECHANISMS = {
         {"load": "weights of the new block", "product": "older weights"},
         mechanisms.run_softmax,
         draw_softmax,
-        still=(3, 5, 6),
+        still=(3, 5),
     ),
 }
 
