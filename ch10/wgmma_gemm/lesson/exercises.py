@@ -151,8 +151,8 @@ def table_of(record: results.Record, line: str, column: str) -> results.Table:
 # ---- exercises: tiles of 64 columns, 64 rows per consumer
 
 EXERCISE_SHAPES = {
-    "cpu": ((70, 72, 72), (64, 64, 648)),
-    "cuda": ((70, 72, 72), (64, 64, 648), (1000, 520, 4104)),
+    "cpu": ((70, 136, 72), (64, 64, 648)),  # 2 × 3 tiles, so that rows and columns of tiles are not mistaken
+    "cuda": ((70, 136, 72), (64, 64, 648), (1000, 520, 4104)),
 }
 
 
@@ -187,7 +187,7 @@ def find_fault(
     if not emulator.is_available():
         return "not run: the emulator needs g++"
     shapes = (
-        {where: ((130, 136, 200), *rest) for where, rest in EXERCISE_SHAPES.items()}
+        {where: ((70, 136, 200), *rest) for where, rest in EXERCISE_SHAPES.items()}
         if ctas
         else EXERCISE_SHAPES
     )

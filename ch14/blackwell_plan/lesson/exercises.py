@@ -228,21 +228,28 @@ def prepare_gemm(
 
 
 def _make_random(form: str, where: str) -> list[torch.Tensor]:
-    """Return operands as `make_operands` does, with random codes and scales, the scales in tiles of 128 x 4."""
-    found, tensors, k = number_formats.lookup(form), [], 512
-    for rows in (256, 512):
+    """Return operands as `make_operands` does, with random codes and scales, the scales in tiles of 128 x 4.
+
+    In MXFP4 K is longer, and but for eight columns its halves cancel, so that rounded sums show.
+    """
+    found, tensors = number_formats.lookup(form), []
+    m, n, k = (128, 768, 1024) if form == "mxfp4" else (256, 512, 512)
+    for rows, sign in ((m, 8), (n, 0)):
         codes = number_formats.encode(torch.randn(rows, k), found.element)
         if found.block[1] == 16:
             scales = (torch.rand(rows, k // 16) + 0.5).to(torch.float8_e4m3fn).view(torch.uint8)
         else:
             scales = torch.randint(124, 131, (rows, k // 32), dtype=torch.uint8)
+        if form == "mxfp4":
+            scales[:, 15] = 127
+            codes[:, 512:-8], scales[:, 16:] = codes[:, :504] ^ sign, scales[:, :16]
         tiled = packing.tile_scales(scales).view(rows, k // found.block[1])
         codes = packing.pack(codes, found.element.bits)
         tensors += [
             codes.view(torch.float8_e4m3fn) if found.element.bits == 8 else codes,
             tiled.view(torch.float8_e4m3fn) if found.block[1] == 16 else tiled,
         ]
-    return [each.to(where) for each in [*tensors, torch.zeros(256, 512, dtype=torch.bfloat16)]]
+    return [each.to(where) for each in [*tensors, torch.zeros(m, n, dtype=torch.bfloat16)]]
 
 
 def _spec(a, a_scales, b, b_scales, form: str) -> torch.Tensor:

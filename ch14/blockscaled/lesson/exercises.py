@@ -408,6 +408,21 @@ def check_gated(epilogue) -> None:
         assert not fault, said + fault
 
 
+def make_cancelling(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
+    """Return operands as `make_products` does; but for eight columns the halves of K cancel: rounded sums show.
+
+    The scales of B lie in wider memory, so that stride_b is not K / 128.
+    """
+    a, b, scale_a, scale_b, out = make_products(case, where)
+    left, right, half = a.view(torch.uint8), b.T.view(torch.uint8), case[2] // 2
+    order = torch.randperm(half - 8, device=where)
+    left[:, half:-8], right[:, half:-8] = left[:, order] ^ 0x80, right[:, order]  # 0x80 is the sign
+    scale_a[:] = scale_a[:, :1]
+    wide = torch.zeros(case[1] // 128, case[2] // 128 + 1, device=where)
+    wide[:, :-1] = scale_b[:1].T
+    return a, b, scale_a, wide[:, :-1].T, out
+
+
 def check_gemm(kernel) -> None:
     """Raise AssertionError unless a kernel with the arguments of by_block multiplies with block scales."""
     lesson.require_written(kernel)
@@ -420,6 +435,11 @@ def check_gemm(kernel) -> None:
     for tile in ([64, 128], [32, 64]):
         fault = check_version(functools.partial(prepare, tile=tile))
         assert not fault, f"with tiles of {tile[0]} × {tile[1]}, {fault}"
+    long = dict.fromkeys(CASES, [(70, 256, 2048)])
+    fault = lesson.check_launch(
+        functools.partial(prepare, tile=[64, 128]), long, make_cancelling, fp8_gemm.spec
+    )
+    assert not fault, f"where large sums cancel, {fault}"
     example = fp8_operands(*EXAMPLE, "cpu")
     report = lesson.compile_launch(functools.partial(prepare, tile=[64, 128]), example, "sm_90a")
     assert report.launchable and report.counts["wgmma"], report.reason or "it must multiply by wgmma"

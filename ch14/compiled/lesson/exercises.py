@@ -333,17 +333,25 @@ def check_norm(make_operator: Callable) -> None:
     assert not written, f"the operator changes no argument; mutates_args names {', '.join(written)}"
     assert operator._abstract_fn is not None, "register a fake kernel, which says what the operator returns"
     limits = {torch.bfloat16: check.TOLERANCE[torch.bfloat16], torch.float32: 1e-5, torch.float64: 1e-12}
-    for shape, dtype in (((5, 40), torch.bfloat16), ((1, 300), torch.float32), ((7, 16), torch.float64)):
-        for turned in (False, True):
-            x = torch.randn(*shape[:: -1 if turned else 1], device=where).to(dtype)
-            x, weight = x.T if turned else x, torch.randn(shape[1], device=where).to(dtype)
-            what, given = f"for {dtype} {list(shape)}{', transposed' * turned}", (x.clone(), weight.clone())
+    for shape, dtype in (((5, 40), torch.bfloat16), ((1, 4000), torch.float32), ((7, 16), torch.float64)):
+        for layout in ("", ", transposed", ", cut from wider rows"):
+            rows, columns = shape
+            if layout == ", transposed":
+                x = torch.randn(columns, rows, device=where).to(dtype).T
+            else:
+                x = torch.randn(rows, columns + 8 * bool(layout), device=where).to(dtype)[:, :columns]
+            weight = torch.randn(columns, device=where).to(dtype)
+            what, given = f"for {dtype} {list(shape)}{layout}", (x.clone(), weight.clone())
             memory, found = lesson.LaunchMemory([x, weight], outputs=0), []
             fault = lesson.run_launch(memory, lambda x, w, found=found: found.append(operator(x, w, eps)))
             assert not (fault := fault or memory.find_damage()), f"{what} {fault}"
             (real,) = found
-            error = check.relative_error(real, spec_norm(*given, eps))
+            exact = spec_norm(*given, eps)
+            error = check.relative_error(real, exact)
             assert error <= limits[dtype], f"{what} the error is {error:.1e} of the largest result"
+            assert dtype != torch.bfloat16 or check.ulps(real, exact) <= 0.51, (
+                f"{what} round once, at the end"
+            )
             said = operator(*(part.to("meta") for part in given), eps)
             for name in ("shape", "dtype"):
                 a, b = (getattr(each, name) for each in (real, said))
@@ -365,9 +373,10 @@ def check_norm(make_operator: Callable) -> None:
     except RuntimeError as error:
         reason = " ".join(str(error).split()).partition(",numerical")[0].partition(", numerical")[0]
         raise AssertionError(f"gradcheck: {reason[:200]}") from None
-    narrow = [torch.randn(size, device=where).bfloat16().requires_grad_() for size in ((64, 300), (300,))]
+    x, weight = (torch.randn(size, device=where).bfloat16() for size in ((300, 64), (300,)))
+    narrow = [x.T.requires_grad_(), weight.requires_grad_()]
     exact = [part.detach().double().requires_grad_() for part in narrow]
-    grad = torch.randn(64, 300, device=where).bfloat16()
+    grad = torch.randn(300, 64, device=where).bfloat16().T
     found = torch.autograd.grad(operator(*narrow, eps), narrow, grad)
     wanted = torch.autograd.grad(spec_norm(*exact, eps), exact, grad.double())
     error = max(map(check.relative_error, found, wanted))

@@ -199,6 +199,18 @@ def check_value(value_of) -> None:
     lesson.require_launch(prepare, {"cpu": [0, 176], "cuda": [0, 176]}, make, spec)
 
 
+def _make_cancelling(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
+    """Return what `make_tokens` does; but for eight columns the halves of K cancel: rounded sums show.
+
+    The scales are near 2^-40, which float16 does not hold.
+    """
+    x, codes, scales, wide, out = make_tokens(case, where)
+    half = case[2] // 2
+    x[:, half:] = -x[:, :half]
+    codes[:, half // 2 : -4], scales[:, half // 32 :] = codes[:, : half // 2 - 4], scales[:, : half // 32]
+    return x, codes, scales - 40, wide, out
+
+
 def check_decode(kernel) -> None:
     """Raise AssertionError unless `kernel(x, packed, scales, out, M, N, K, TOKENS, BLOCK_N)` multiplies.
 
@@ -214,6 +226,9 @@ def check_decode(kernel) -> None:
     lesson.require_launch(
         prepare, TOKEN_CASES | {"cpu": [(3, 160, 512), (16, 64, 128)]}, make_tokens, multiply_tokens
     )
+    long = dict.fromkeys(TOKEN_CASES, [(16, 64, 2048)])
+    fault = lesson.check_launch(prepare, long, _make_cancelling, multiply_tokens)
+    assert not fault, f"with scales near 2^-40, where large sums cancel, {fault}"
     report = lesson.compile_launch(prepare, make_tokens((16, 128, 512), "cpu"), "sm_90a")
     assert report.launchable, report.reason
     assert report.counts["wgmma"], "the tensor core must multiply: use tl.dot on bfloat16"

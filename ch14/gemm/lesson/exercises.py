@@ -70,6 +70,14 @@ def make_case(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...
     return a, weight.T, torch.empty(m, n, dtype=torch.bfloat16, device=where)
 
 
+def make_cancelling(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
+    """Return operands as `make_case` does; but for eight columns the halves of K cancel: rounded sums show."""
+    a, b, out = make_case(case, where)
+    half = case[2] // 2
+    a[:, half:], b[half:-8] = -a[:, :half], b[: half - 8]
+    return a, b, out
+
+
 def check_version(prepare: Callable) -> str:
     """Run a GEMM on ragged shapes; return "" or what is wrong."""
     return lesson.check_launch(prepare, CASES, make_case, gemm.spec)
@@ -202,6 +210,11 @@ def check_whole(kernel, prepare: Callable) -> None:
             gemm.spec,
             judge_writers=functools.partial(find_uneven, programs),
         )
+    long = dict.fromkeys(CASES, [(129, 136, 2048)])
+    if fault := lesson.check_launch(
+        functools.partial(prepare, programs=PROGRAMS), long, make_cancelling, gemm.spec
+    ):
+        raise AssertionError(f"where large sums cancel, {fault}")
     report = lesson.compile_launch(
         functools.partial(prepare, programs=PROGRAMS), make_case((256, 256, 256), "cpu"), "sm_90a"
     )

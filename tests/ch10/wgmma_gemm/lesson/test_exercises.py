@@ -60,6 +60,7 @@ RELEASE = "mbarrier_wait(empty + 8 * stage, (use + 1) % 2);"
         ("        fence_mbarrier_init();\n", ""),
         ("full + 8 * stage, STAGE_BYTES", "full + 8 * stage, BOX_BYTES"),
         ("b_map, step * 64, column", "b_map, step * 64, row"),
+        ("tiles_n = (N + 63) / 64", "tiles_n = (M + 63) / 64"),
         ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a, step > 0);"),
         ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a + BOX_BYTES, true);"),
         ("wgmma_fence();", ""),

@@ -58,6 +58,7 @@ def test_one_box_needs_the_wait_for_the_last_store():
         (("fence_proxy_async();", ""), "without fence_proxy_async"),
         (("fence_proxy_async();\n        named_barrier_sync(1, 128);\n", "fence_proxy_async();\n"), ""),
         (("state.phase ^ 1", "state.phase"), ""),
+        (("(tile_id, tiles_m, tiles_n, 16)", "(tile_id, tiles_n, tiles_m, 16)"), "wrong"),
         (("tile.n * 64, tile.m * 64)", "tile.m * 64, tile.n * 64)"), ""),
         (
             ("bulk_commit();\n    }\n    if (leader) bulk_wait_read<0>();", "bulk_commit();\n    }"),

@@ -39,6 +39,7 @@ def test_the_solutions_pass():
         ("row_sum * rescale", "row_sum"),
         ("row_max - new_max", "new_max - row_max"),
         ("row_max = new_max", "row_max = row_max"),
+        ("s = tl.dot(q, k.T)", "s = tl.dot(q, k.T)\n        scale = 1.4426950408889634 * 128**-0.5"),
         ("tl.max(s, 1) * scale", "tl.max(s, 1)"),
         # the maximum over scores that the mask removes, a fixed one, and none
         ("tl.max(s, 1) * scale", "tl.max(tl.dot(q, k.T), 1) * scale"),

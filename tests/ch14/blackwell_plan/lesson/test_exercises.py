@@ -123,6 +123,9 @@ def test_a_wrong_answer_fails(check, name, change):
         (("range(0, K, BLOCK_K)", "range(0, K - BLOCK_K, BLOCK_K)"), "wrong"),
         (("% (N // BLOCK_N)", "% (N // BLOCK_M)"), "not finite"),
         (("b.T, b_scale, FORMAT, acc)", "b.T, b_scale, FORMAT)"), "wrong"),
+        (("FORMAT, acc)", "FORMAT, acc).to(tl.bfloat16).to(tl.float32)"), "mxfp4: .* wrong"),
+        (("range(0, K, BLOCK_K)", "range(0, 512, BLOCK_K)"), "mxfp4: .* wrong"),
+        (("N // BLOCK_N", "2"), "mxfp4: "),
     ],
 )
 def test_a_wrong_gemm_fails(change, reason):

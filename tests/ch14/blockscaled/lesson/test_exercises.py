@@ -208,6 +208,13 @@ def test_a_wrong_choice_fails(options, reason):
         ("gemm", "my_gemm", ("step * stride_a + rows", "step + rows * stride_a")),
         ("gemm", "my_gemm", ("mask=rows < M", "mask=rows < M - 1")),
         ("gemm", "my_gemm", ("row_scale * tile_scale", "row_scale")),
+        ("gemm", "my_gemm", ("n // 128 * stride_b", "n // 128 * (K // 128)")),
+        ("gemm", "my_gemm", ("scratch * (row", "scratch.to(tl.bfloat16).to(tl.float32) * (row")),
+        (
+            "gemm",
+            "my_gemm",
+            ("acc += scratch *", "acc = acc.to(tl.bfloat16).to(tl.float32)\n        acc += scratch *"),
+        ),
         ("gemm", "my_gemm", ("// tiles * BLOCK_M", "// tiles * 64")),
         ("gemm", "my_gemm", ("c_desc.store([m, n]", "c_desc.store([n, m]")),
     ],

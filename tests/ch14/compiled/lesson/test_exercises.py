@@ -182,6 +182,15 @@ LAUNCH = "norm_kernel[(x.shape[0],)](x.contiguous(), weight.contiguous(), out, x
         # the result
         ((" / columns", ""), "the error is"),
         (("x.contiguous()", "x"), "transposed the error is"),
+        (
+            ("x.contiguous()", "(x if x.stride(1) == 1 else x.contiguous())"),
+            "cut from wider rows the error is",
+        ),
+        (("triton.next_power_of_2(x.shape[1])", "512"), "the error is|not finite"),
+        (
+            ("x * scale * weight, mask", "(x * scale).to(out_ptr.dtype.element_ty).to(WIDE) * weight, mask"),
+            "round once",
+        ),
         (("WIDE=wide", "WIDE=tl.float32"), "float64"),
         (("at < columns, other=0", "at <= columns, other=0"), "reads|columns|error"),
         (("        return out\n", "        x.zero_()\n        return out\n"), "was overwritten"),
@@ -199,6 +208,13 @@ LAUNCH = "norm_kernel[(x.shape[0],)](x.contiguous(), weight.contiguous(), out, x
         ),
         (("(weighted - normed * (weighted * normed).mean(1, keepdim=True))", "weighted"), "gradcheck"),
         ((".sum(0).to", ".mean(0).to"), "gradcheck"),
+        (
+            (
+                "    scale = (wide.",
+                "    wide = wide if wide.is_contiguous() else wide.T.reshape(x.shape)\n    scale = (wide.",
+            ),
+            "a gradient in bfloat16",
+        ),
         (("keepdim=True) + eps)", "keepdim=True))"), "gradcheck"),
         (("(grad * normed).sum(0).to(weight.dtype)", "None"), "gradcheck"),
     ],

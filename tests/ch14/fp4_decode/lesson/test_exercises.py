@@ -129,6 +129,8 @@ def test_the_solutions_pass():
         ("decode", "my_decode", ("(rows < N)", "(rows <= N)")),
         ("decode", "my_decode", ("tokens[None, :] * N", "tokens[None, :] * BLOCK_N")),
         ("decode", "my_decode", ("<< 23", "<< 22")),
+        ("decode", "my_decode", ("odd.T, acc))", "odd.T, acc)).to(tl.bfloat16).to(tl.float32)")),
+        ("decode", "my_decode", ("* scale[:, :, None]", "* scale[:, :, None].to(tl.float16)")),
     ],
 )
 def test_a_wrong_answer_fails(check, name, change):

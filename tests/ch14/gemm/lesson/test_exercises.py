@@ -145,6 +145,8 @@ RASTER = "within // columns, first_n + within % columns"
         ("Exercise 5", ("min(tiles_m - first_m, 8)", "8"), ""),
         ("Exercise 5", ("within // rows * BLOCK_N", "within % tiles_n * BLOCK_N"), ""),
         ("Exercise 5", ("range(tl.cdiv(K, BLOCK_K))", "range(K // BLOCK_K)"), ""),
+        ("Exercise 5", ("range(tl.cdiv(K, BLOCK_K))", "range(3)"), "where large sums cancel"),
+        ("Exercise 5", (".T, acc)", ".T, acc).to(tl.bfloat16).to(tl.float32)"), "where large sums cancel"),
         ("Exercise 5", ("b_desc.load([n, k]).T", "b_desc.load([k, n])"), ""),
         ("Exercise 5", ("num_stages=3", "num_stages=1"), "three stages"),
         ("Exercise 5", ("num_stages=3", "num_stages=8"), "shared memory"),
