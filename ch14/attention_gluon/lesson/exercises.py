@@ -102,7 +102,17 @@ def check_producer(load_blocks, with_producer) -> None:
             assert not fault, f"{where}, {fault}"
 
 
-CHECKS = {"Exercise 2": check_producer, "Exercise 3": check_producer, "Exercise 4": check_kernel}
+def check_persistent(prepare) -> None:
+    """Raise AssertionError unless a version is right on every shape with one program per SM."""
+    inputs = make_inputs(CASES["cpu"][2], "cpu")
+    launch, sms = triton_cell.record_launch(prepare, inputs), count_programs(inputs[-1])
+    lesson.require_written(launch.kernel)
+    programs = launch.grid[0]
+    assert programs <= sms, f"{programs} programs for {sms} SMs: let each take several tiles"
+    check_kernel(prepare)
+
+
+CHECKS = {"Exercise 2": check_producer, "Exercise 3": check_producer, "Exercise 4": check_persistent}
 
 
 def check(exercise: str, *answer) -> None:

@@ -32,7 +32,12 @@ def kernels():
 def test_the_solutions_pass(kernels):
     for name in ("mended_load_blocks", "my_load_blocks"):
         exercises.check_producer(define([SOLUTIONS], [name])[name], kernels["with_producer"])
-    exercises.check_kernel(kernels["prepare_persistent"])
+    exercises.check_persistent(kernels["prepare_persistent"])
+
+
+def test_a_program_per_tile_is_not_persistent(kernels):
+    with pytest.raises(AssertionError, match="12 programs for 3 SMs"):
+        exercises.check_persistent(kernels["prepare_overlapped"])
 
 
 @pytest.mark.parametrize(
