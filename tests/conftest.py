@@ -53,11 +53,13 @@ def new_plans():
 
 
 @pytest.fixture(scope="module")
-def browser():
-    """Return a Chromium that the tests of a module share."""
+def browser(request):
+    """Return a Chromium that the tests of a module share; a page of a server has a renderer of its own."""
     import view_pages  # here, because Playwright's event loop is none of the other tests' business
 
-    with view_pages.chromium() as found:
+    with view_pages.chromium(
+        () if hasattr(request.module, "served_demo") else view_pages.ONE_PROCESS
+    ) as found:
         yield found
 
 

@@ -213,11 +213,6 @@ def test_a_doorway_runs_the_command():
     [
         (
             "ch07.bulk_copy",
-            "--op copy --target sm_90a",
-            ["loads", "cp_async", "bulk_single", "bulk_batch", "bulk_ring"],
-        ),
-        (
-            "ch07.bulk_copy",
             "--op axpy --target sm_90a",
             ["bulk_batch", "loads", "cp_async", "bulk_single", "bulk_ring"],
         ),

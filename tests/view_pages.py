@@ -17,7 +17,7 @@ SIZES = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 390, "heigh
 
 
 @contextlib.contextmanager
-def chromium():
+def chromium(arguments=()):
     """Yield Chromium; skip the test where it or Playwright is missing."""
     api = pytest.importorskip(
         "playwright.sync_api", reason="needs Playwright: pip install -r requirements.txt"
@@ -28,7 +28,7 @@ def chromium():
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     with api.sync_playwright() as playwright:
         with contextlib.closing(
-            playwright.chromium.launch(executable_path=found, args=list(ONE_PROCESS))
+            playwright.chromium.launch(executable_path=found, args=list(arguments))
         ) as browser:
             yield browser
 

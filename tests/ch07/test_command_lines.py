@@ -14,15 +14,6 @@ BULK, RESAMPLE = "ch07.bulk_copy", "ch07.resample"
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("op", bulk_copy.OPS)
-def test_only_bulk_configurations_have_bulk_copies(capsys, op):
-    status, record = commands.run_json(capsys, BULK, f"--op {op} --target sm_90a")
-    assert status == 0 and [row["name"] for row in record["rows"]] == list(bulk_copy.configs(op))
-    for row, config in zip(record["rows"], bulk_copy.configs(op).values()):
-        assert row["config"] == str(config) and (row["UBLKCP"] > 0) == (config.kernel == "bulk")
-
-
-@pytest.mark.compile
 @pytest.mark.parametrize(
     "arguments, kernels, with_bulk_copies",
     [

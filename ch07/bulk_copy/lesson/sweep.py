@@ -94,17 +94,3 @@ class BulkSpace(Space):
 def measure_sweep():
     """Measure the grid of both operators with the sweep engine."""
     return [row for op in OPS for row in record_rows(grid(op), BulkSpace((LARGE // 2,), op))]
-
-
-def list_fastest(record: results.Record, count: int = 8) -> list[dict]:
-    """Return the `count` fastest rows with their `operation`, the highest ratio first.
-
-    The sweep engine selects rows by the key `dtype`, under which this space keeps the operation.
-    """
-    rows = sorted((row for row in record.rows if row["status"] == "ok"), key=lambda row: -row["ratio"])[
-        :count
-    ]
-    return [
-        {"operation": row["dtype"], **{key: row[key] for key in ("config", "gbps", "ratio", "registers")}}
-        for row in rows
-    ]

@@ -12,15 +12,7 @@ from collections.abc import Iterable
 import torch
 
 from ch10 import tile_pipeline
-from ch10.tile_pipeline.configs import (
-    DIMENSIONS,
-    KERNELS,
-    MAX_STAGES,
-    PRODUCERS,
-    VARIANTS,
-    TileConfig,
-    configs,
-)
+from ch10.tile_pipeline.configs import DIMENSIONS, KERNELS, MAX_STAGES, PRODUCERS, TileConfig, configs
 from ch10.tile_pipeline.lesson import box_dump
 from ch10.tile_pipeline.lesson.banks import count_wavefronts
 from tilelab.measure import bench, check
@@ -375,21 +367,3 @@ def measure_multicast():
 def measure_reduction():
     """Time the sum over b of x[b], added up in L2, against torch's sum."""
     return _measure("accumulate", configs("accumulate"), BATCHED, (8, 4096, 4096))
-
-
-# ---- compilation
-
-
-def compile_variants(variants: dict[str, dict] = VARIANTS, targets=device.TARGETS[1:]) -> list[dict]:
-    """Compile variants by operation and name for each target; return their resources and SASS instructions."""
-    jobs = [
-        (op, name, tile_pipeline.job(config, target))
-        for op, named in variants.items()
-        for name, config in named.items()
-        for target in targets
-    ]
-    reports = {(each.job.name, each.job.target): each for each in build.build([job for _, _, job in jobs])}
-    return [
-        {"op": op, **reports[job.name, job.target].row(), "name": name, "config": job.name}
-        for op, name, job in jobs
-    ]

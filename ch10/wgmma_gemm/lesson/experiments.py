@@ -395,13 +395,3 @@ def run_broken_kernels():
     found = check.run_side_by_side(*(functools.partial(run_fault, fault) for fault in faults))
     kernels = [str(BROKEN_CONFIG) + (f", without {fault}" if fault != "nothing" else "") for fault in faults]
     return [{"name": fault, "kernel": kernel, **row} for fault, kernel, row in zip(faults, kernels, found)]
-
-
-# ---- compilation
-
-
-def compile_steps(configs: dict[str, WgmmaConfig] = STEPS, target: str = "sm_90a") -> list[dict]:
-    """Compile the steps or `configs` and return their resources and SASS instructions; needs no GPU."""
-    jobs = {name: wgmma_gemm.job(config, target) for name, config in configs.items()}
-    reports = {report.job.name: report for report in build.build(jobs.values())}
-    return [{**reports[job.name].row(), "name": name} for name, job in jobs.items()]

@@ -94,7 +94,9 @@ def correct_model(rows: Times) -> Choose:
 
 def summarise(sets: Mapping[str, Sequence[dict]]) -> list[dict]:
     """Return for each set of rows the geometric mean and the lowest ratio, and the share of shapes below 0.95."""
-    return [row for row in layer_shapes.summarise(sets) if row["tokens"] == "all"]
+    names = {"geometric_mean": "geometric mean", "below_0.95": "share below 0.95"}
+    rows = (row for row in layer_shapes.summarise(sets) if row["tokens"] == "all")
+    return [{names.get(key, key): row[key] for key in row if key != "tokens"} for row in rows]
 
 
 def load_ratios() -> dict[str, list[dict]]:

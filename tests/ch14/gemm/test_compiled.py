@@ -14,13 +14,8 @@ from tilelab.sweeps.sweep import Sweep
 pytestmark = pytest.mark.compile
 UNITS = {"wgmma": "wgmma", "tcgen05_mma": "tcgen05", "mma_sync": "mma.sync"}
 # One target of each family. float8 halves the bytes of a tile, which the model counts alike on all of them.
-BUILT = [
-    ("sm_90a", "bf16", None),
-    ("sm_100a", "bf16", "proposed"),
-    ("sm_90a", "fp8", "proposed"),
-    ("sm_120a", "fp8", "course"),
-]
-OTHERS = [("sm_100a", "bf16", "course"), ("sm_120a", "bf16", None)]
+BUILT = [("sm_90a", "bf16", None), ("sm_100a", "bf16", "proposed"), ("sm_120a", "fp8", "course")]
+OTHERS = [("sm_90a", "fp8", "proposed"), ("sm_100a", "bf16", "course"), ("sm_120a", "bf16", None)]
 
 
 def build_for(built):

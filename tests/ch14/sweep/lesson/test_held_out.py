@@ -42,7 +42,7 @@ def test_a_corrected_model_is_perfect_at_its_own_rows_and_good_at_others():
         "own": held_out.judge(choose, learning, learning),
         "unseen": held_out.judge(choose, learning, unseen),
     }
-    means = [row["geometric_mean"] for row in held_out.summarise(sets)]
+    means = [row["geometric mean"] for row in held_out.summarise(sets)]
     assert means[0] > 0.999 and 0.96 < means[1] < 0.99
     picture = held_out.draw(sets, held_out.load_ratios())
     assert len(picture.axes) == 2 and "held-out" in picture.description
