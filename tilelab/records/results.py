@@ -172,7 +172,7 @@ class Table:
         )
         if self.folded == len(self.rows) > 0:
             return f"<p>{html.escape(self.caption)}</p>\n<details><summary>the table</summary>\n{first}\n</details>"
-        earlier = f"<details><summary>{self.folded} earlier rows</summary>\n{first}\n</details>\n"
+        earlier = f"<details><summary>{self.folded} earlier row{'s' * (self.folded > 1)}</summary>\n{first}\n</details>\n"
         return f"<p>{html.escape(self.caption)}</p>\n{earlier if self.folded else ''}{rest}"
 
 
