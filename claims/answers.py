@@ -7,6 +7,7 @@ for #.## in them.
 from __future__ import annotations
 
 import re
+import statistics
 import tomllib
 from collections.abc import Iterable
 from typing import Any
@@ -52,7 +53,8 @@ def read_figure(
     if of == "count":
         return len(chosen)
     values = [row[field] for row in chosen if field in row]
-    return {"largest": max, "lowest": min, "mean": geometric_mean}[of](values) / unit
+    summaries = {"largest": max, "lowest": min, "mean": geometric_mean, "median": statistics.median}
+    return summaries[of](values) / unit
 
 
 def compare_resampling(evidence: Evidence) -> list[float]:

@@ -26,8 +26,8 @@ LESSONS = {
     ),
     "more_warps": (
         "A right effect with a wrong cause",
-        "The larger tiles are faster. But a cause is a claim of its own, and it needs a pair of kernels that differ in "
-        "the cause alone.",
+        "The note's larger tiles are faster than its cautious ones. But a cause is a claim of its own, and it needs a "
+        "pair of kernels that differ in the cause alone.",
         "The larger tile gains …. It takes 8 warps because 4 have too few registers for it.",
     ),
     "small_k": (

@@ -172,7 +172,8 @@ class Table:
         )
         if self.folded == len(self.rows) > 0:
             return f"<p>{html.escape(self.caption)}</p>\n<details><summary>the table</summary>\n{first}\n</details>"
-        earlier = f"<details><summary>{self.folded} earlier rows</summary>\n{first}\n</details>\n"
+        summary = f"{self.folded} earlier row{'s' if self.folded > 1 else ''}"
+        earlier = f"<details><summary>{summary}</summary>\n{first}\n</details>\n"
         return f"<p>{html.escape(self.caption)}</p>\n{earlier if self.folded else ''}{rest}"
 
 

@@ -359,9 +359,9 @@ def check_norm(make_operator: Callable) -> None:
             assert said.device.type == "meta", f"of meta tensors the fake makes a result on {said.device}"
             fake = operator._abstract_fn(x, weight, eps)
             assert fake.device == x.device, f"the fake's result is on {fake.device}, and x on {x.device}"
-            assert real.stride() == fake.stride(), (
-                f"{what} the strides are {real.stride()}; fake: {fake.stride()}"
-            )
+            # a stride of a dimension of size 1 moves nothing, and Inductor does not assert it
+            a, b = ([step for step, n in zip(each.stride(), shape) if n > 1] for each in (real, fake))
+            assert a == b, f"{what} the strides are {real.stride()}; fake: {fake.stride()}"
     try:
         lesson.triton_cell.record_launch(lambda *given: lambda: operator(*given, eps), given)
     except ValueError:

@@ -90,6 +90,15 @@ def test_the_solutions_pass():
     exercises.check_norm(*define(SOLUTIONS, "make_norm"))
 
 
+def test_a_norm_whose_result_is_like_a_contiguous_x_passes():
+    """`empty_like` keeps a stride of x where the size is 1, and such a stride moves nothing."""
+    change = (
+        "out = torch.empty(x.shape, dtype=x.dtype, device=x.device)",
+        "out = torch.empty_like(x.contiguous())",
+    )
+    exercises.check_norm(*define(SOLUTIONS, "make_norm", change=change))
+
+
 def test_a_step_that_sees_the_index_fails():
     with pytest.raises(AssertionError, match="graphs for 12 calls"):
         exercises.check_recompilations(*define(VERSIONS, "step", "run"))
