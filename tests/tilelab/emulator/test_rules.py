@@ -244,8 +244,8 @@ import signal, sys, threading, torch
 from tilelab.cells import cuda_magic
 kernel = cuda_magic.find_kernels('extern "C" __global__ void f(float* x) { while (true) __syncthreads(); }')["f"]
 run = kernel.prepare(1, 64, (torch.zeros(1),))
-threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT)).start()
 try:
+    threading.Timer(0.05, lambda: signal.raise_signal(signal.SIGINT)).start()
     run()
 except KeyboardInterrupt:
     sys.exit(7)
