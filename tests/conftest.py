@@ -3,10 +3,14 @@
 import contextlib
 import faulthandler
 import os
+import signal
 import sys
 
 from tilelab.runtime import device
 
+# A shell's job in the background ignores Ctrl-C, and so does all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ["TILES_QUICK"] = "1"  # experiments measure a few rounds only
 if beside := os.environ.get("PYTEST_XDIST_WORKER"):
