@@ -1,5 +1,6 @@
 """The exercises' checks: the solutions pass, and each planted wrong answer fails with the rule that it breaks."""
 
+import cells
 import pytest
 import torch
 
@@ -16,11 +17,7 @@ LESSON = cuda_magic.notebook_kernels(NOTEBOOKS / "ch10_wgmma_gemm.ipynb")
 
 def answer(kernel, *changes):
     """Return a solution in which texts are replaced by others."""
-    source = SOLUTIONS[kernel].source
-    for old, new in changes:
-        assert old in source
-        source = source.replace(old, new)
-    return cuda_magic.find_kernels(source, SOLUTIONS[kernel].options)[kernel]
+    return cells.change_kernel(SOLUTIONS[kernel], *changes)
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,18 @@
 import functools
 
 import pytest
+from cells import define
 
 from ch14.blockscaled.lesson import exercises
 from ch14.fp8_gemm.lesson.verification import fp8_operands
 from tilelab import ROOT
-from tilelab.cells import lesson, triton_cell
+from tilelab.cells import lesson
 
 NOTEBOOKS = ROOT / "notebooks"
 VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_blockscaled.ipynb")
 SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_blockscaled.ipynb")
 pytestmark = pytest.mark.compile
 SMALL = {"cpu": [(70, 256, 640)], "cuda": [(70, 256, 640)]}
-
-
-def define(texts, *names, change=("", "")):
-    """Return functions of the cells, in which one text is changed, with all that they use."""
-    code = "\n\n\n".join(triton_cell.collect(texts, *names))
-    assert change[0] in code
-    return [lesson.define(code.replace(*change))[name] for name in names]
 
 
 def prepare(name, change=("", ""), kernel=None, **options):

@@ -4,23 +4,17 @@ import functools
 
 import pytest
 import torch
+from cells import define
 
 from ch14.compiled.lesson import exercises
 from tilelab import ROOT
-from tilelab.cells import cuda_magic, lesson, triton_cell
+from tilelab.cells import cuda_magic, lesson
 from tilelab.runtime import device
 
 NOTEBOOKS = ROOT / "notebooks"
 VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_compiled.ipynb")
 SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_compiled.ipynb")
 pytestmark = pytest.mark.compile
-
-
-def define(texts, *names, change=("", "")):
-    """Return functions of the cells, in which one text is changed, with all that they use."""
-    code = "\n\n\n".join(triton_cell.collect(texts, *names))
-    assert change[0] in code
-    return [lesson.define(code.replace(*change))[name] for name in names]
 
 
 def prepare(name, change=("", "")):

@@ -3,23 +3,17 @@
 import functools
 
 import pytest
+from cells import define
 
 from ch14.fp4_decode.lesson import exercises
 from tilelab import ROOT
-from tilelab.cells import lesson, triton_cell
+from tilelab.cells import lesson
 from tilelab.emulator import gluon as gluon_emulator
 
 NOTEBOOKS = ROOT / "notebooks"
 VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_fp4_decode.ipynb")
 SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_fp4_decode.ipynb")
 pytestmark = pytest.mark.compile
-
-
-def define(texts, *names, change=("", "")):
-    """Return functions of the cells, in which one text is changed, with all that they use."""
-    code = "\n\n\n".join(triton_cell.collect(texts, *names))
-    assert change[0] in code
-    return [lesson.define(code.replace(*change))[name] for name in names]
 
 
 def prepare(name, change=("", ""), kernel=None, **options):

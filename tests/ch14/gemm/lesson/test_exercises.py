@@ -3,10 +3,11 @@
 import functools
 
 import pytest
+from cells import define
 
 from ch14.gemm.lesson import exercises
 from tilelab import ROOT
-from tilelab.cells import lesson, triton_cell
+from tilelab.cells import lesson
 
 NOTEBOOKS = ROOT / "notebooks"
 VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_gemm.ipynb")
@@ -18,13 +19,6 @@ ANSWERS = {
     "Exercise 5": ["whole_gemm", "prepare_whole"],
 }
 pytestmark = pytest.mark.compile
-
-
-def define(texts, *names, change=("", "")):
-    """Return functions of the cells, in which one text is changed, with all that they use."""
-    code = "\n\n\n".join(triton_cell.collect(texts, *names))
-    assert change[0] in code
-    return [lesson.define(code.replace(*change))[name] for name in names]
 
 
 def prepare(name, change=("", ""), **options):
