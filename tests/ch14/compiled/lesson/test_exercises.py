@@ -125,10 +125,10 @@ def test_a_step_of_one_size_may_serve_all_calls():
         (('mutates_args=("g",)', 'mutates_args=("g", "u")'), "names g, u"),
         (('mutates_args=("g",)', 'mutates_args="unknown"'), "names g, u"),
         (("    @gate_in_place.register_fake\n", ""), "register a fake kernel"),
-        (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, u)()"), ""),
-        (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, g)"), ""),
+        (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, u)()"), "input 1 was overwritten"),
+        (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, g)"), "g is not silu"),
         (('mutates_args=("g",)', 'mutates_args=("u",)'), "names u"),
-        (("        return None\n", "        return torch.empty_like(g)\n"), ""),
+        (("        return None\n", "        return torch.empty_like(g)\n"), "to return None"),
     ],
 )
 def test_a_wrong_operator_fails(change, reason):
