@@ -378,6 +378,15 @@ UNCHECKED void emulated_kernel(void** values) {{ cell::call_kernel(values); }}
     return ctypes.CDLL(os.fspath(path))
 
 
+def _is_not_the_readers(folder: str, library: str) -> bool:
+    """Return whether a folder that a library's debug information names holds headers of the emulator or of g++.
+
+    The precompiled header in the cache may come from another copy of the project, whose path it then holds.
+    """
+    of_emulator = "/".join(FOLDER.parts[-2:])
+    return f"/{of_emulator}/" in f"{folder}/" or folder.startswith((os.path.dirname(library), "/usr/"))
+
+
 def _name_lines(said: str, library: str) -> str:
     """Return an error of the engine with "line 12: " for its marks, which hold return addresses in the library."""
 
@@ -388,11 +397,7 @@ def _name_lines(said: str, library: str) -> str:
         lines = []
         for file, _, line in (frame.split(" ")[0].rpartition(":") for frame in frames):
             folder, _, file = file.rpartition("/")
-            if (
-                line.isdecimal()
-                and file != "launch"
-                and not folder.startswith((os.fspath(FOLDER), os.path.dirname(library), "/usr/"))
-            ):
+            if line.isdecimal() and file != "launch" and not _is_not_the_readers(folder, library):
                 lines.append(line if file == "cell" or file.endswith(".cu") else f"{line} of {file}")
         called = f", called from line {lines[-1]}" if lines and lines[-1] != lines[0] else ""
         return f"line {lines[0]}{called}: " if lines else ""

@@ -1,5 +1,6 @@
 """Inline PTX gives in the emulator what PTX says, whatever the form of the asm statement."""
 
+import os
 import struct
 
 import pytest
@@ -485,3 +486,18 @@ def test_a_broken_rule_is_named_behind_libcu(name, change, said):
 def test_other_scopes_of_libcu_are_refused(change, said):
     with pytest.raises(emulator.NotEmulated, match=said):
         run_library("by_barrier", change)
+
+
+@pytest.mark.parametrize(
+    "folder, expected",
+    [
+        (os.fspath(emulator.FOLDER), True),
+        ("/home/another/copy/tilelab/emulator/cuda", True),  # whose precompiled header lies in the cache
+        ("/cache/cubins/emulator-1", True),
+        ("/usr/include/c++/12", True),
+        ("/home/reader/kernels", False),
+        ("", False),
+    ],
+)
+def test_lines_of_every_copy_of_the_emulator_are_left_out(folder, expected):
+    assert emulator._is_not_the_readers(folder, "/cache/cubins/emulator-1/kernel.so") is expected
