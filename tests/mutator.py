@@ -1,6 +1,6 @@
 """Change the solutions of the notebooks, one small fault at a time: each exercise's check must reject each mutant.
 
-    python tests/mutator.py ch07_bulk_copy [--sample N]
+    python tests/mutator.py 01_ch07_bulk_copy [--sample N]
 
 A mutant drops a synchronising call, flips a parity, moves a comparison by one, drops a mask, a condition or one half of
 it, or exchanges two neighbouring statements that depend on each other. That covers CUDA C++ cells, and the functions of

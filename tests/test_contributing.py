@@ -189,5 +189,5 @@ def test_every_chapter_and_topic_is_a_package():
 def test_notebooks_are_short_and_named_after_their_topics():
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         assert len(json.loads(path.read_text(encoding="utf-8"))["cells"]) <= CELLS, path.name
-        topic = re.fullmatch(r"(ch\d\d)_(\w+)", path.stem)
+        topic = re.fullmatch(r"\d\d_(ch\d\d)_(\w+)", path.stem)
         assert not topic or ".".join(topic.groups()) in MODULES, path.name

@@ -30,26 +30,30 @@ RUN_LIMIT_S, LEAVE_S = 420, 20  # how long a run may take, and the processes tha
 ENDINGS = ("right", "one sentence", "neither")
 TROUBLES = {  # what happens, the pattern that a run's sentence must hold, the notebooks if not all
     "twice": ("every notebook twice in a row", "", ()),
-    "together": ("the same notebook in two kernels at once", "", ("00_start", "ch10_tile_pipeline", SWEEP)),
+    "together": (
+        "the same notebook in two kernels at once",
+        "",
+        ("00_start", "03_ch10_tile_pipeline", SWEEP),
+    ),
     "killed": (
         "the kernel is killed in the middle of a recording; then the notebook runs again",
         "Kernel died",
-        ("00_start", "ch14_descriptors", SWEEP),
+        ("00_start", "07_ch14_descriptors", SWEEP),
     ),
     "read-only": (
         "empty caches of compiled kernels that are read-only",
         "cannot be written.*Read-only file system",
-        ("00_start", "ch14_compiled", SWEEP),
+        ("00_start", "11_ch14_compiled", SWEEP),
     ),
     "full": (
         "the disk of the repository and of the caches is full during a recording",
         "cannot be written.*No space left on device",
-        ("00_start", "ch14_descriptors", SWEEP),
+        ("00_start", "07_ch14_descriptors", SWEEP),
     ),
     "memory": (
         "another process holds 90% of the GPU's memory",
         "too little free memory|other processes hold",
-        ("00_start", "ch14_gemm"),
+        ("00_start", "08_ch14_gemm"),
     ),
 }
 RECORDING = ("together", "killed", "full")  # their runs write results/

@@ -21,7 +21,7 @@ from tilelab.records import results
 from tilelab.runtime import device, provenance
 
 SOURCE = pathlib.Path(__file__).with_suffix(".cu")
-NOTEBOOK = ROOT / "notebooks" / "ch07_resample.ipynb"
+NOTEBOOK = ROOT / "notebooks" / "02_ch07_resample.ipynb"
 NOTE = SOURCE.with_name("note_v2.cu")
 BESIDE = ("search_per_thread", "warp_search", "note_v2")  # kernels of its cells, and of the note
 EVERY_THREAD, EVERY_LANE, LANE_0 = "every thread", "every lane", "lane 0"

@@ -379,7 +379,7 @@ def run_checks(target: str | None = None) -> list[Row]:
     here = device.current()
     skip_compile = skip_run if rows["GPU"].status == "failed" else ""
     if not skip_compile and not here.capability:
-        skip_compile = f"{here.describe()}; ch14_compiled then shows what an H200 recorded."
+        skip_compile = f"{here.describe()}; 11_ch14_compiled then shows what an H200 recorded."
 
     def prove(kind: str, needs: str) -> list[Row]:
         if rows[needs].status == "failed":

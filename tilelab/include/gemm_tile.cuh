@@ -1,4 +1,4 @@
-// The functions that the kernels of `notebooks/ch10_wgmma_gemm.ipynb` share. They make the barriers of a ring, multiply one
+// The functions that the kernels of `notebooks/05_ch10_wgmma_gemm.ipynb` share. They make the barriers of a ring, multiply one
 // stage, and store the sums: in C from registers, or in a box of shared memory. Include "wgmma.cuh" first.
 #pragma once
 

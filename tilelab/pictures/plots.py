@@ -37,7 +37,7 @@ TONES = {
     "#332288": "vectors",
     "#117733": "overlap",
 }
-# The modes of torch.compile in ch14_compiled.
+# The modes of torch.compile in 11_ch14_compiled.
 MODES = "default max-autotune max-autotune-no-cudagraphs persistent-tma tma-only unfused math".split()
 MODES += "unfused-default flex flex-tma flex-max-autotune".split()
 COLOURS = {name: tone for tone, names in TONES.items() for name in names.split(", ")}

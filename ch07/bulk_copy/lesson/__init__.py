@@ -1,1 +1,1 @@
-"""What the notebook `ch07_bulk_copy` and the records need. No model imports it."""
+"""What the notebook `01_ch07_bulk_copy` and the records need. No model imports it."""

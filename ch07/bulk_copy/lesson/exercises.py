@@ -1,4 +1,4 @@
-"""Inputs and checks for the kernels that a reader writes in `notebooks/ch07_bulk_copy.ipynb`."""
+"""Inputs and checks for the kernels that a reader writes in `notebooks/01_ch07_bulk_copy.ipynb`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A = 2.5
 
 lesson.register(
     "ch07_bulk_copy_ladder",
-    "ch07_bulk_copy",
+    "01_ch07_bulk_copy",
     "plain_copy",
     "first_copy",
     "one_buffer",
@@ -26,8 +26,8 @@ lesson.register(
     "ring_copy",
     "counter_copy",
 )
-lesson.register("ch07_bulk_axpy_ladder", "ch07_bulk_copy", "axpy_ring")
-lesson.register("ch07_bulk_copy_in_flight", "ch07_bulk_copy", "one_buffer", "ring_copy", sweep=True)
+lesson.register("ch07_bulk_axpy_ladder", "01_ch07_bulk_copy", "axpy_ring")
+lesson.register("ch07_bulk_copy_in_flight", "01_ch07_bulk_copy", "one_buffer", "ring_copy", sweep=True)
 
 
 def make_copy_inputs(nbytes: int = LARGE, where="cuda") -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The measurements behind the notebook `ch07_bulk_copy`.
+"""The measurements behind the notebook `01_ch07_bulk_copy`.
 
 Each experiment returns a results.Record: measured now on a GPU with TMA, else the recorded one.
 """

@@ -1,1 +1,1 @@
-"""What the notebook `ch07_resample` and the records need. No model imports it."""
+"""What the notebook `02_ch07_resample` and the records need. No model imports it."""

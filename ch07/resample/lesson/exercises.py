@@ -1,4 +1,4 @@
-"""Inputs, launches and checks for the kernels that a reader writes in `notebooks/ch07_resample.ipynb`.
+"""Inputs, launches and checks for the kernels that a reader writes in `notebooks/02_ch07_resample.ipynb`.
 
 The kernels of its cells take float32 features (B, S, DEPTH) with at least two source times, at most TIMES.
 """
@@ -23,7 +23,7 @@ MOST_STEPS = 200  # basic blocks of a kernel that all threads of a block execute
 SMALL = ((2, 33, 70), (1, 2, 5), (1, TIMES, 65), (3, 100, 64))
 VERSIONS = ("search_per_thread", "warp_search", "ballot_search", "shared_search", "wide_loads", "bulk_rows")
 
-lesson.register("ch07_resample_versions", "ch07_resample", *VERSIONS)
+lesson.register("ch07_resample_versions", "02_ch07_resample", *VERSIONS)
 
 
 def make_inputs(shape=EXAMPLE, where="cuda", odd: bool = False) -> list[torch.Tensor]:

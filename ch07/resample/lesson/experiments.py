@@ -1,4 +1,4 @@
-"""The measurements behind the notebook `ch07_resample`.
+"""The measurements behind the notebook `02_ch07_resample`.
 
 Each experiment returns a results.Record: measured now on a GPU with TMA, else the recorded one.
 """

@@ -1,1 +1,1 @@
-"""What the notebook `ch10_tile_pipeline` and the records need. No model imports it."""
+"""What the notebook `03_ch10_tile_pipeline` and the records need. No model imports it."""

@@ -1,4 +1,4 @@
-"""Programs that break a rule of tensor maps that only a run shows, for the notebook `ch10_tile_pipeline`.
+"""Programs that break a rule of tensor maps that only a run shows, for the notebook `03_ch10_tile_pipeline`.
 
 Each runs in a process of its own, which may fault or hang.
 """

@@ -1,4 +1,4 @@
-"""Inputs, launches and checks for the kernels that a reader writes in `notebooks/ch10_tile_pipeline.ipynb`.
+"""Inputs, launches and checks for the kernels that a reader writes in `notebooks/03_ch10_tile_pipeline.ipynb`.
 
 All kernels take float32. Matrices have rows of whole units of 16 bytes, because a store writes whole units.
 """
@@ -21,11 +21,15 @@ from tilelab.measure.check import check_exercise
 SHAPES = (4, 8), (68, 36), (100, 1000), (1028, 2052)
 HALO_TILE = 32, 128  # rows and columns that a block of a stencil computes
 
-lesson.register("ch10_tile_copies", "ch10_tile_pipeline", "tile_copy", "tile_ring")
-lesson.register("ch10_tile_ring_stages", "ch10_tile_pipeline", "tile_ring", sweep=True)
-lesson.register("ch10_tile_stencils", "ch10_tile_pipeline", "plain_stencil", "fill_stencil")
+lesson.register("ch10_tile_copies", "03_ch10_tile_pipeline", "tile_copy", "tile_ring")
+lesson.register("ch10_tile_ring_stages", "03_ch10_tile_pipeline", "tile_ring", sweep=True)
+lesson.register("ch10_tile_stencils", "03_ch10_tile_pipeline", "plain_stencil", "fill_stencil")
 lesson.register(
-    "ch10_tile_transposes", "ch10_tile_pipeline", "padded_transpose", "tile_transpose", "swizzled_transpose"
+    "ch10_tile_transposes",
+    "03_ch10_tile_pipeline",
+    "padded_transpose",
+    "tile_transpose",
+    "swizzled_transpose",
 )
 
 

@@ -1,4 +1,4 @@
-"""The measurements behind the notebook `ch10_tile_pipeline`.
+"""The measurements behind the notebook `03_ch10_tile_pipeline`.
 
 Each experiment returns a results.Record: measured now on a GPU with TMA, else the recorded one.
 """

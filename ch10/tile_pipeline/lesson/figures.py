@@ -1,4 +1,4 @@
-"""Pictures of `ch10_tile_pipeline` that depend on data: sweeps. Those that do not lie in notebooks/pictures."""
+"""Pictures of `03_ch10_tile_pipeline` that depend on data: sweeps. Those that do not lie in notebooks/pictures."""
 
 from __future__ import annotations
 

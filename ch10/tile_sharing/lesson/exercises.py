@@ -1,4 +1,4 @@
-"""Inputs, ladders and checks for the kernels that a reader writes in `notebooks/ch10_tile_sharing.ipynb`: float32."""
+"""Inputs, ladders and checks for the kernels that a reader writes in `04_ch10_tile_sharing`: float32."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SEARCHES = (4, 1), (4, 256), (8, 1500), (40, 5000)  # queries and rows of the ta
 BATCHED = (8192, 64, 256)  # matrices, rows, columns of the sum that is timed
 SUMS = (1, 8, 128), (3, 10, 132), (70, 5, 260), (300, 64, 256)
 
-lesson.register("ch10_tile_searches", "ch10_tile_sharing", "nearest", "nearest_multicast")
-lesson.register("ch10_tile_clusters", "ch10_tile_sharing", "nearest_multicast", sweep=True)
-lesson.register("ch10_tile_sums", "ch10_tile_sharing", "add_each", "add_partial")
-lesson.register("ch10_tile_shares", "ch10_tile_sharing", "add_partial", sweep=True)
+lesson.register("ch10_tile_searches", "04_ch10_tile_sharing", "nearest", "nearest_multicast")
+lesson.register("ch10_tile_clusters", "04_ch10_tile_sharing", "nearest_multicast", sweep=True)
+lesson.register("ch10_tile_sums", "04_ch10_tile_sharing", "add_each", "add_partial")
+lesson.register("ch10_tile_shares", "04_ch10_tile_sharing", "add_partial", sweep=True)
 
 
 def make_search(queries: int = QUERIES, rows: int = TABLE_ROWS, where="cuda") -> list[torch.Tensor]:

@@ -1,1 +1,1 @@
-"""What the notebook `ch10_wgmma_gemm` and the records need. No model imports it."""
+"""What the notebook `05_ch10_wgmma_gemm` and the records need. No model imports it."""

@@ -1,4 +1,4 @@
-"""Inputs and checks for the kernels that a reader writes in `notebooks/ch10_wgmma_gemm.ipynb`."""
+"""Inputs and checks for the kernels that a reader writes in `notebooks/05_ch10_wgmma_gemm.ipynb`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPES = {
     "cuda": ((1, 8, 8), (130, 264, 200), (517, 1032, 1000), (3000, 4104, 520)),
 }
 
-NOTEBOOK = "ch10_wgmma_gemm"
+NOTEBOOK = "05_ch10_wgmma_gemm"
 Versions = Sequence[
     tuple[str, dict]
 ]  # kernels of the notebook's cells, and constants that differ from the cell's

@@ -1,4 +1,4 @@
-"""The measurements behind the notebook `ch10_wgmma_gemm`.
+"""The measurements behind the notebook `05_ch10_wgmma_gemm`.
 
 Each experiment returns a results.Record: measured now on a GPU with wgmma, else the recorded one.
 """

@@ -1,4 +1,4 @@
-"""Pictures of `ch10_wgmma_gemm` that depend on data: a timeline. Those that do not lie in notebooks/pictures."""
+"""Pictures of `05_ch10_wgmma_gemm` that depend on data: a timeline. Those that do not lie in notebooks/pictures."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the notebook `ch10_wgmma_schedule` and the records need. No model imports it."""
+"""What the notebook `06_ch10_wgmma_schedule` and the records need. No model imports it."""

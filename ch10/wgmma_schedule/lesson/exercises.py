@@ -1,4 +1,4 @@
-"""Inputs and checks for the kernels that a reader writes in `notebooks/ch10_wgmma_schedule.ipynb`."""
+"""Inputs and checks for the kernels that a reader writes in `notebooks/06_ch10_wgmma_schedule.ipynb`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tilelab.cells import lesson
 from tilelab.cells.cuda_magic import make_tensor_map
 from tilelab.measure.check import check_exercise
 
-NOTEBOOKS = "ch10_wgmma_gemm", "ch10_wgmma_schedule"
+NOTEBOOKS = "05_ch10_wgmma_gemm", "06_ch10_wgmma_schedule"
 VERSIONS = (
     ("two_consumers", {"BLOCK_N": 256}),
     ("persistent", {}),

@@ -1,4 +1,4 @@
-"""Inputs and checks for the kernels that a reader writes in `notebooks/ch14_attention.ipynb`."""
+"""Inputs and checks for the kernels that a reader writes in `notebooks/12_ch14_attention.ipynb`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES = {
 TILE_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
 
 VERSIONS = ("first:prepare_first", "tuned:prepare_tuned")
-NOTEBOOK = ROOT / "notebooks" / "ch14_attention.ipynb"
+NOTEBOOK = ROOT / "notebooks" / "12_ch14_attention.ipynb"
 lesson.register("ch14_attention_lesson", NOTEBOOK.stem, *VERSIONS)
 lesson.register("ch14_attention_tiles", NOTEBOOK.stem, "tuned:prepare_tuned", sweep=True)
 

@@ -1,4 +1,4 @@
-"""The measurements behind `ch14_attention`: checks against float64, the ladder and other shapes against torch's SDPA.
+"""The measurements behind `12_ch14_attention`: checks, the ladder and other shapes against torch's SDPA.
 
 A case is (batch, heads, key heads, queries, keys, head dimension, causal).
 """

@@ -1,1 +1,1 @@
-"""What the notebook `ch14_attention_gluon` and the records need. No model imports it."""
+"""What the notebook `13_ch14_attention_gluon` and the records need. No model imports it."""

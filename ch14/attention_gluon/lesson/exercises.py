@@ -1,4 +1,4 @@
-"""Inputs and checks for the kernels that a reader writes in `notebooks/ch14_attention_gluon.ipynb`."""
+"""Inputs and checks for the kernels that a reader writes in `notebooks/13_ch14_attention_gluon.ipynb`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 STEPS = ("tuned", "one_group", "with_producer", "two_consumers", "overlapped")
 VERSIONS = ("first", *STEPS, "persistent")  # `persistent` is the solution of the last exercise
-NOTEBOOKS = ("solutions/ch14_attention_gluon", "ch14_attention", "ch14_attention_gluon")
+NOTEBOOKS = ("solutions/13_ch14_attention_gluon", "12_ch14_attention", "13_ch14_attention_gluon")
 
 
 def _register(experiment: str, *versions: str, sweep: bool = False) -> None:

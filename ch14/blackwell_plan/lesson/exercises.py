@@ -1,4 +1,4 @@
-"""Inputs, compilations and checks for `notebooks/ch14_blackwell_plan.ipynb`. Nothing here needs a GPU.
+"""Inputs, compilations and checks for `notebooks/17_ch14_blackwell_plan.ipynb`. Nothing here needs a GPU.
 
 A `prepare` of a cell takes the operands of `make_operands` and the options of a version, and returns a launch that is
 only compiled.

@@ -1,1 +1,1 @@
-"""What the notebook `ch14_blockscaled` and the records need. No model imports it."""
+"""What the notebook `15_ch14_blockscaled` and the records need. No model imports it."""

@@ -1,4 +1,4 @@
-"""Inputs, ladders and checks for the kernels of `notebooks/ch14_blockscaled.ipynb`, the reader's among them.
+"""Inputs, ladders and checks for the kernels of `notebooks/15_ch14_blockscaled.ipynb`, the reader's among them.
 
 A `prepare` of a cell takes the tensors that `make_products` or `make_epilogues` returns.
 """
@@ -44,8 +44,8 @@ STEPS = {
     "sums": ("one_sum:prepare_one_sum",),
 }
 for _name, _steps in STEPS.items():
-    lesson.register(f"ch14_blockscaled_{_name}", "ch14_blockscaled", *_steps)
-lesson.register("ch14_blockscaled_splits", "ch14_blockscaled", "split_k:prepare_split_k", sweep=True)
+    lesson.register(f"ch14_blockscaled_{_name}", "15_ch14_blockscaled", *_steps)
+lesson.register("ch14_blockscaled_splits", "15_ch14_blockscaled", "split_k:prepare_split_k", sweep=True)
 
 
 def _where() -> str:

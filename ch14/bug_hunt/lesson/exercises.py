@@ -1,4 +1,4 @@
-"""Inputs, the note's rule and checks for `notebooks/ch14_bug_hunt.ipynb`."""
+"""Inputs, the note's rule and checks for `notebooks/10_ch14_bug_hunt.ipynb`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The builds behind the notebook `ch14_bug_hunt`, recorded once for the Tritons that a reader does not have.
+"""The builds behind the notebook `10_ch14_bug_hunt`, recorded once for the Tritons that a reader does not have.
 
 They need no GPU. Their records lie in results/no-gpu, and `python -m ch14.bug_hunt --matrix` makes them again.
 """

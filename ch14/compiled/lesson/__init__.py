@@ -1,1 +1,1 @@
-"""What the notebook `ch14_compiled` and the records need. No model imports it."""
+"""What the notebook `11_ch14_compiled` and the records need. No model imports it."""

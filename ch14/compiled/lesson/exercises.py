@@ -1,4 +1,4 @@
-"""Inputs, the ladder and checks of `notebooks/ch14_compiled.ipynb`, for the reader's code among others."""
+"""Inputs, the ladder and checks of `notebooks/11_ch14_compiled.ipynb`, for the reader's code among others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS = (
     "silu_mul_device:prepare_device",
     "silu_mul_host:prepare_host",
 )
-lesson.register("ch14_compiled_ladder", "ch14_compiled", *STEPS)
+lesson.register("ch14_compiled_ladder", "11_ch14_compiled", *STEPS)
 _numbers = itertools.count()
 
 

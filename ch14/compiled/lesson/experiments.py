@@ -1,4 +1,4 @@
-"""The measurements behind the notebook `ch14_compiled`: every workload in every mode, and the instructions that ran."""
+"""The measurements behind `11_ch14_compiled`: every workload in every mode, and the instructions that ran."""
 
 from __future__ import annotations
 

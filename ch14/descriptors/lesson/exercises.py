@@ -1,4 +1,4 @@
-"""Inputs and checks for the kernels that a reader writes in `notebooks/ch14_descriptors.ipynb`.
+"""Inputs and checks for the kernels that a reader writes in `notebooks/07_ch14_descriptors.ipynb`.
 
 All matrices are bfloat16. A launch is a function without arguments, made by `prepare(*inputs, out)`.
 """
@@ -15,7 +15,7 @@ from tilelab.cells import lesson
 from tilelab.measure.check import check_exercise
 from tilelab.runtime import device
 
-NOTEBOOK = "ch14_descriptors"
+NOTEBOOK = "07_ch14_descriptors"
 # Shapes to check: rows that end within a tile, a single row, and more than one tile in both directions.
 CASES = {"cpu": [(1, 8), (5, 40), (7, 2056)], "cuda": [(1, 8), (37, 200), (257, 1032), (300, 4104)]}
 

@@ -1,4 +1,4 @@
-"""The measurements behind the notebook `ch14_descriptors`.
+"""The measurements behind the notebook `07_ch14_descriptors`.
 
 Each experiment returns a results.Record: measured now on a GPU with TMA, else the recorded one. `rules` and
 `launch_cost` hold what belongs to rules and launches.

@@ -1,4 +1,4 @@
-"""Inputs, ladders and checks for the kernels of `notebooks/ch14_fp4_decode.ipynb`, the reader's among them.
+"""Inputs, ladders and checks for the kernels of `notebooks/16_ch14_fp4_decode.ipynb`, the reader's among them.
 
 A `prepare` of a cell takes the tensors that `make_packed` or `make_tokens` returns.
 """
@@ -32,7 +32,7 @@ STEPS = {
     "tokens": ("few_tokens:prepare_few_tokens", "few_tokens:prepare_few_tokens(shares=8)"),
 }
 for _name, _steps in STEPS.items():
-    lesson.register(f"ch14_blockscaled_{_name}", "ch14_fp4_decode", *_steps)
+    lesson.register(f"ch14_blockscaled_{_name}", "16_ch14_fp4_decode", *_steps)
 
 
 def _where() -> str:

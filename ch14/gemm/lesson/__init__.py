@@ -1,1 +1,1 @@
-"""What the notebook `ch14_gemm` and the records need. No model imports it."""
+"""What the notebook `08_ch14_gemm` and the records need. No model imports it."""

@@ -1,4 +1,4 @@
-"""Inputs, ladders and checks for the kernels of `notebooks/ch14_gemm.ipynb`, the reader's among them."""
+"""Inputs, ladders and checks for the kernels of `notebooks/08_ch14_gemm.ipynb`, the reader's among them."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ STEPS = (
     "gemm_persistent:prepare_persistent(num_stages=3, epilogue_subtile=4, programs_per_sm=2)",
     "gemm_early:prepare_early",
 )
-lesson.register("ch14_gemm_ladder", "ch14_gemm", *STEPS)
-lesson.register("ch14_gemm_stages", "ch14_gemm", STEPS[0], STEPS[2], sweep=True)
+lesson.register("ch14_gemm_ladder", "08_ch14_gemm", *STEPS)
+lesson.register("ch14_gemm_stages", "08_ch14_gemm", STEPS[0], STEPS[2], sweep=True)
 lesson.register(
-    "ch14_gemm_few_tiles", "ch14_gemm", "gemm_subtiled:prepare_subtiled", "gemm_split:prepare_split"
+    "ch14_gemm_few_tiles", "08_ch14_gemm", "gemm_subtiled:prepare_subtiled", "gemm_split:prepare_split"
 )
-lesson.register("ch14_gemm_splits", "ch14_gemm", "gemm_split:prepare_split", sweep=True)
+lesson.register("ch14_gemm_splits", "08_ch14_gemm", "gemm_split:prepare_split", sweep=True)
 for _size in (2048, 4096, 8192):
     lesson.register(
         f"ch14_gemm_ablation_{_size}",
-        "ch14_gemm",
+        "08_ch14_gemm",
         "gemm_once:prepare_once",
         "gemm_early:prepare_early",
         "gemm_persistent:prepare_persistent",

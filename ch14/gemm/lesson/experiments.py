@@ -1,4 +1,4 @@
-"""The measurements behind the notebook `ch14_gemm`: inputs, check and timing of a configuration, and the experiments.
+"""The measurements behind `08_ch14_gemm`: inputs, check and timing of a configuration, and the experiments.
 
 Each experiment returns a results.Record: measured now on a GPU with TMA, else the recorded one, which says so.
 """

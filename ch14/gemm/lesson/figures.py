@@ -1,4 +1,4 @@
-"""The charts of the notebook `ch14_gemm`."""
+"""The charts of the notebook `08_ch14_gemm`."""
 
 from __future__ import annotations
 

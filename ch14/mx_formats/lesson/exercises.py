@@ -1,4 +1,4 @@
-"""Inputs, ladders and checks for the kernels that a reader writes in `notebooks/ch14_mx_formats.ipynb`.
+"""Inputs, ladders and checks for the kernels that a reader writes in `notebooks/14_ch14_mx_formats.ipynb`.
 
 The kernels of its cells take a contiguous bfloat16 matrix whose rows consist of whole blocks, without NaN or infinity.
 A prepare of a cell takes (x, values, scales), for NVFP4 also the scale of the tensor, and returns a launch.
@@ -39,7 +39,7 @@ FIRST_LAUNCH = {"nvfp4_own_scale": "find_amax"}  # of a version with several ker
 for _name, (_, _versions) in LADDERS.items():
     lesson.register(
         f"ch14_mx_formats_{_name}_versions",
-        "ch14_mx_formats",
+        "14_ch14_mx_formats",
         *(f"{FIRST_LAUNCH.get(version, version)}:prepare_{version}" for version in _versions),
     )
 

@@ -1,4 +1,4 @@
-"""The measurements behind the notebook `ch14_mx_formats`: bits against the spec, speed, and compiled instructions.
+"""The measurements behind the notebook `14_ch14_mx_formats`: bits against the spec, speed, and compiled instructions.
 
 Functions with `@_experiment` return a `results.Record`: measured here on a GPU, otherwise the recorded one.
 """

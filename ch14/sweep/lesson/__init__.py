@@ -1,1 +1,1 @@
-"""What the notebook `ch14_sweep` and the records need. No model imports it."""
+"""What the notebook `09_ch14_sweep` and the records need. No model imports it."""

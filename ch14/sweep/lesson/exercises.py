@@ -1,4 +1,4 @@
-"""The checks of the exercises of the notebook `ch14_sweep`, among them one of a check and one of a choice."""
+"""The checks of the exercises of the notebook `09_ch14_sweep`, among them one of a check and one of a choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure for the notebook `ch14_sweep` the engine of `tilelab.sweeps.sweep`, and triton.autotune beside it.
+"""Measure for the notebook `09_ch14_sweep` the engine of `tilelab.sweeps.sweep`, and triton.autotune beside it.
 
 Each experiment returns a results.Record, live or recorded. `python -m ch14.sweep.lesson.experiments NAME`
 runs one contender (a key of CONTENDERS, or a fault) in a fresh process and prints one JSON object.

@@ -315,7 +315,7 @@ def test_a_target_is_compiled_and_reported_as_json(capsys):
     record = json.loads(capsys.readouterr().out)
     (row,) = record["rows"]
     assert (
-        record["experiment"] == "ch14_mx_formats"
+        record["experiment"] == "14_ch14_mx_formats"
         and row["variant"] == "group_a_lane"
         and row["load_bits"] == 128
     )

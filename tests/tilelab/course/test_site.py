@@ -333,7 +333,7 @@ def test_every_page_can_be_read(pages, browser, size, scheme):
 
 @pytest.mark.browser
 def test_the_table_of_contents_follows_the_reader(pages, browser):
-    path = next(page for page in pages if page.stem == "ch14_gemm")
+    path = next(page for page in pages if page.stem == "08_ch14_gemm")
     with _opened(browser, WIDE) as (page, faults):
         page.goto(path.as_uri())
         contents = page.locator(".toc details")

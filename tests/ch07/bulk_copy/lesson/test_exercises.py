@@ -11,7 +11,7 @@ from tilelab.cells import cuda_magic
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 NOTEBOOKS = ROOT / "notebooks"
-SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch07_bulk_copy.ipynb")
+SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "01_ch07_bulk_copy.ipynb")
 
 
 def answer(kernel, *changes):
@@ -185,7 +185,7 @@ def test_a_wrong_scale_fails(change):
 
 
 def test_what_is_not_written_is_not_solved(capsys):
-    kernels = cuda_magic.notebook_kernels(NOTEBOOKS / "ch07_bulk_copy.ipynb")
+    kernels = cuda_magic.notebook_kernels(NOTEBOOKS / "01_ch07_bulk_copy.ipynb")
     exercises.check("Exercise 4", kernels["my_ring"])
     exercises.check("Exercise 2", kernels["broken_ring"])
     said = capsys.readouterr().out

@@ -10,8 +10,8 @@ from tilelab.runtime import cuda
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 NOTEBOOKS = ROOT / "notebooks"
-KERNELS = cuda_magic.notebook_kernels(NOTEBOOKS / "ch07_resample.ipynb")
-SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch07_resample.ipynb")
+KERNELS = cuda_magic.notebook_kernels(NOTEBOOKS / "02_ch07_resample.ipynb")
+SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "02_ch07_resample.ipynb")
 
 
 def answer(kernel, *changes):

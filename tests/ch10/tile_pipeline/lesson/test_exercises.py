@@ -13,9 +13,9 @@ from tilelab.cells.cuda_magic import make_tensor_map
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 NOTEBOOKS = ROOT / "notebooks"
-NOTEBOOK = NOTEBOOKS / "ch10_tile_pipeline.ipynb"
+NOTEBOOK = NOTEBOOKS / "03_ch10_tile_pipeline.ipynb"
 KERNELS = cuda_magic.notebook_kernels(NOTEBOOK)
-SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch10_tile_pipeline.ipynb")
+SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "03_ch10_tile_pipeline.ipynb")
 
 
 def changed(kernel, *changes, among=KERNELS, **constants):

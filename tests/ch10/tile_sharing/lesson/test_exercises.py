@@ -14,9 +14,9 @@ from tilelab.cells.cuda_magic import make_tensor_map
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 NOTEBOOKS = ROOT / "notebooks"
-NOTEBOOK = NOTEBOOKS / "ch10_tile_sharing.ipynb"
+NOTEBOOK = NOTEBOOKS / "04_ch10_tile_sharing.ipynb"
 KERNELS = cuda_magic.notebook_kernels(NOTEBOOK)
-SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch10_tile_sharing.ipynb")
+SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "04_ch10_tile_sharing.ipynb")
 
 
 def changed(kernel, *changes, among=KERNELS, **constants):

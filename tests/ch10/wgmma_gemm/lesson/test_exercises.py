@@ -11,8 +11,8 @@ from tilelab.records import results
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 NOTEBOOKS = ROOT / "notebooks"
-SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch10_wgmma_gemm.ipynb")
-LESSON = cuda_magic.notebook_kernels(NOTEBOOKS / "ch10_wgmma_gemm.ipynb")
+SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "05_ch10_wgmma_gemm.ipynb")
+LESSON = cuda_magic.notebook_kernels(NOTEBOOKS / "05_ch10_wgmma_gemm.ipynb")
 
 
 def answer(kernel, *changes):

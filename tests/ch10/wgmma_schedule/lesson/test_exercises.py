@@ -10,8 +10,8 @@ from tilelab.cells import cuda_magic
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 NOTEBOOKS = ROOT / "notebooks"
-SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "ch10_wgmma_schedule.ipynb")
-LESSON = cuda_magic.notebook_kernels(NOTEBOOKS / "ch10_wgmma_schedule.ipynb")
+SOLUTIONS = cuda_magic.notebook_kernels(NOTEBOOKS / "solutions" / "06_ch10_wgmma_schedule.ipynb")
+LESSON = cuda_magic.notebook_kernels(NOTEBOOKS / "06_ch10_wgmma_schedule.ipynb")
 
 
 def answer(kernel, *changes):

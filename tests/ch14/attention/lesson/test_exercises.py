@@ -8,7 +8,7 @@ from tilelab.cells import lesson, triton_cell
 from tilelab.runtime import device
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(device.current().has_tma, reason="runs without a GPU")]
-SOLUTIONS = ROOT / "notebooks" / "solutions" / "ch14_attention.ipynb"
+SOLUTIONS = ROOT / "notebooks" / "solutions" / "12_ch14_attention.ipynb"
 LAUNCH = exercises.define_launch()
 
 

@@ -11,8 +11,8 @@ from tilelab.cells import lesson, triton_cell
 from tilelab.runtime import device
 
 NOTEBOOKS = ROOT / "notebooks"
-VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_blackwell_plan.ipynb")
-SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_blackwell_plan.ipynb")
+VERSIONS = lesson.notebook_texts(NOTEBOOKS / "17_ch14_blackwell_plan.ipynb")
+SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "17_ch14_blackwell_plan.ipynb")
 pytestmark = pytest.mark.compile
 
 

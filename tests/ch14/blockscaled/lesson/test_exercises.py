@@ -11,8 +11,8 @@ from tilelab import ROOT
 from tilelab.cells import lesson
 
 NOTEBOOKS = ROOT / "notebooks"
-VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_blockscaled.ipynb")
-SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_blockscaled.ipynb")
+VERSIONS = lesson.notebook_texts(NOTEBOOKS / "15_ch14_blockscaled.ipynb")
+SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "15_ch14_blockscaled.ipynb")
 pytestmark = pytest.mark.compile
 SMALL = {"cpu": [(70, 256, 640)], "cuda": [(70, 256, 640)]}
 

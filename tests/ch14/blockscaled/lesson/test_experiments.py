@@ -1,4 +1,4 @@
-"""The experiments of `ch14_blockscaled`, as far as they go without a GPU."""
+"""The experiments of `15_ch14_blockscaled`, as far as they go without a GPU."""
 
 import pytest
 

@@ -15,7 +15,7 @@ CONFIG = {"LOADS": "device", "BLOCK_K": 64, "num_stages": 4, "num_warps": 8}
 
 def define(name, change=("", ""), folder="solutions"):
     """Return a function of the notebook's cells, or of its solutions', in which one line is changed."""
-    texts = triton_cell.notebook_texts(NOTEBOOKS / folder / "ch14_bug_hunt.ipynb")
+    texts = triton_cell.notebook_texts(NOTEBOOKS / folder / "10_ch14_bug_hunt.ipynb")
     text = "import re\nimport triton\nimport triton.language as tl\n" + "\n\n".join(
         triton_cell.collect(texts, name)
     )

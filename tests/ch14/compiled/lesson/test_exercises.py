@@ -12,8 +12,8 @@ from tilelab.cells import cuda_magic, lesson
 from tilelab.runtime import device
 
 NOTEBOOKS = ROOT / "notebooks"
-VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_compiled.ipynb")
-SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_compiled.ipynb")
+VERSIONS = lesson.notebook_texts(NOTEBOOKS / "11_ch14_compiled.ipynb")
+SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "11_ch14_compiled.ipynb")
 pytestmark = pytest.mark.compile
 
 
@@ -23,7 +23,7 @@ def prepare(name, change=("", "")):
 
 @functools.cache
 def cuda_kernel(change=("", "")):
-    path = NOTEBOOKS / "ch14_compiled.ipynb"
+    path = NOTEBOOKS / "11_ch14_compiled.ipynb"
     kernel = cuda_magic.notebook_kernels(path)["silu_mul"]
     assert change[0] in kernel.source
     return cuda_magic.find_kernels(kernel.source.replace(*change), list(kernel.options))["silu_mul"]

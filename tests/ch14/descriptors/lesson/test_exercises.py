@@ -35,7 +35,7 @@ ANSWERS = {
 
 def define(names: str, change=("", ""), solved: bool = False) -> list:
     """Return functions of the notebook's cells, or of its solutions', in which one line is changed."""
-    path = NOTEBOOKS / ("solutions" if solved else "") / "ch14_descriptors.ipynb"
+    path = NOTEBOOKS / ("solutions" if solved else "") / "07_ch14_descriptors.ipynb"
     text = "\n\n".join(triton_cell.collect(triton_cell.notebook_texts(path), *names.split(":")))
     assert change[0] in text
     found = triton_cell.define(IMPORTS + text.replace(*change))

@@ -11,8 +11,8 @@ from tilelab.cells import lesson
 from tilelab.emulator import gluon as gluon_emulator
 
 NOTEBOOKS = ROOT / "notebooks"
-VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_fp4_decode.ipynb")
-SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_fp4_decode.ipynb")
+VERSIONS = lesson.notebook_texts(NOTEBOOKS / "16_ch14_fp4_decode.ipynb")
+SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "16_ch14_fp4_decode.ipynb")
 pytestmark = pytest.mark.compile
 
 

@@ -10,8 +10,8 @@ from tilelab import ROOT
 from tilelab.cells import lesson
 
 NOTEBOOKS = ROOT / "notebooks"
-VERSIONS = lesson.notebook_texts(NOTEBOOKS / "ch14_gemm.ipynb")
-SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_gemm.ipynb")
+VERSIONS = lesson.notebook_texts(NOTEBOOKS / "08_ch14_gemm.ipynb")
+SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "08_ch14_gemm.ipynb")
 ANSWERS = {
     "Exercise 2": ["mended_pointers"],
     "Exercise 3": ["my_gemm"],

@@ -11,8 +11,8 @@ from tilelab import ROOT
 from tilelab.cells import lesson, triton_cell
 
 NOTEBOOKS = ROOT / "notebooks"
-CELLS = lesson.notebook_texts(NOTEBOOKS / "ch14_mx_formats.ipynb")
-SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "ch14_mx_formats.ipynb")
+CELLS = lesson.notebook_texts(NOTEBOOKS / "14_ch14_mx_formats.ipynb")
+SOLUTIONS = lesson.notebook_texts(NOTEBOOKS / "solutions" / "14_ch14_mx_formats.ipynb")
 FORMATS = {version: format for format, versions in exercises.LADDERS.values() for version in versions}
 ANSWERS = {
     "Exercise 1": "my_ceil",

@@ -15,7 +15,7 @@ from tilelab.cells import lesson
 from tilelab.runtime import choice, device
 from tilelab.sweeps import faults
 
-SOLUTIONS = ROOT / "notebooks" / "solutions" / "ch14_sweep.ipynb"
+SOLUTIONS = ROOT / "notebooks" / "solutions" / "09_ch14_sweep.ipynb"
 
 
 def define_judge(*change):
