@@ -72,8 +72,15 @@
   addEventListener("scroll", mark, { passive: true });
   fold();
   centre(contents.querySelector('[aria-current="page"]'));
+  const reach = () => {  // a box that scrolls is a stop of the Tab key
+    for (const each of document.querySelectorAll(":is(main pre, .wide, .picture):not(.tiles-view *)")) {
+      if (each.scrollWidth > each.clientWidth) each.tabIndex = 0; else each.removeAttribute("tabindex");
+    }
+  };
+  addEventListener("resize", reach);
   addEventListener("DOMContentLoaded", () => {  // this script stands before the headings
     headings = links.map(link => document.getElementById(link.getAttribute("href").slice(1)));
     mark();
+    reach();
   });
 })();
