@@ -74,7 +74,11 @@ def compile_versions(versions: dict[tuple, tuple[Callable, str, str]], keys: Seq
         name, count = tensor_core_instruction(made.ptx or "")
         rows.append(
             dict(zip(keys, key))
-            | {"instruction": name, "block-scaled": "yes" if "block_scale" in name else "no", "products": count}
+            | {
+                "instruction": name,
+                "block-scaled": "yes" if "block_scale" in name else "no",
+                "products": count,
+            }
             | {column: (made.ptx or "").count(text) for column, text in COUNTED.items()}
             | {
                 "shared bytes": made.smem,

@@ -226,9 +226,8 @@ def test_the_lesson_gives_the_signature_of_the_solution():
 
 
 def test_a_block_that_announces_only_its_own_share_reads_too_early():
-    assert "landing" in run_check(
-        changed("nearest_multicast", ("expect_tx(barrier, BYTES)", "expect_tx(barrier, SHARE)"))
-    )
+    own_share = changed("nearest_multicast", ("expect_tx(barrier, BYTES)", "expect_tx(barrier, SHARE)"))
+    assert re.search("were not announced|may still be landing", run_check(own_share))
 
 
 def test_what_is_not_written_is_not_solved(capsys):
