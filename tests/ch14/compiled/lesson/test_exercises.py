@@ -178,6 +178,7 @@ LAUNCH = "norm_kernel[(x.shape[0],)](x.contiguous(), weight.contiguous(), out, x
         # the result
         ((" / columns", ""), "the error is"),
         (("x.contiguous()", "x"), "transposed the error is"),
+        (("weight.contiguous()", "weight"), "the error is"),
         (
             ("x.contiguous()", "(x if x.stride(1) == 1 else x.contiguous())"),
             "cut from wider rows the error is",
