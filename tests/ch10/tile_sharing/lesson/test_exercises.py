@@ -73,10 +73,6 @@ def test_a_fill_of_zero_would_be_a_row_of_the_table():
     assert run_check(KERNELS["nearest"], find_launch(('"nan"', '"zero"')))
 
 
-def test_the_solution_passes():
-    exercises.check_scores(SOLUTIONS["score_rows"])
-
-
 # A wrong multicast is a race as well, which the emulator may name before the wrong score is known.
 RACE = "may still be landing|where a load of the copy engine writes|initialises without a barrier between"
 # The four parts of the solution of exercise 5 that wrong answers change.
@@ -228,8 +224,3 @@ def test_the_lesson_gives_the_signature_of_the_solution():
 def test_a_block_that_announces_only_its_own_share_reads_too_early():
     own_share = changed("nearest_multicast", ("expect_tx(barrier, BYTES)", "expect_tx(barrier, SHARE)"))
     assert re.search("were not announced|may still be landing", run_check(own_share))
-
-
-def test_what_is_not_written_is_not_solved(capsys):
-    exercises.check("Exercise 2", KERNELS["score_rows"])
-    assert "Exercise 2: not solved yet." in capsys.readouterr().out
