@@ -11,7 +11,7 @@ const PURPLE_ORANGE = ["#7f3b08", "#b35806", "#e08214", "#fdb863", "#fee0b6", "#
 const COUNTS = ["registers", "spills", "threads", "programs_per_sm"];
 const COLUMNS = { kernel: "configuration", status: "status", ratio: "speed, × {}", ms: "time, ms", tflops: "TFLOP/s",
   gbps: "GB/s", predicted_ms: "predicted time, ms", registers: "registers per thread", spills: "spilled, bytes per thread",
-  smem: "shared memory, KiB", programs_per_sm: "programs per SM", threads: "threads" };
+  smem: "shared memory, KiB", programs_per_sm: "programs per SM" };
 const MENU_LABELS = { kernel: "kernel", shape: "shape", sizes: "or sizes", dtype: "type", preset: "configurations",
   target: "target" };
 
@@ -133,6 +133,7 @@ function render({ model, el }) {
     type: "button", class: `tiles-button tiles-${name}`, title, onclick: action }, text));
   const progress = h("progress", { class: "tiles-progress", max: 1, "aria-label": "progress of the sweep" });
   const status = h("div", { class: "tiles-status", role: "status" });
+  const answer = h("div");
   const menuBox = h("div", { class: "tiles-menus" }, ...Object.entries(MENU_LABELS).map(([name, text]) =>
     h("label", { class: `tiles-menu tiles-menu-${name}` }, h("span", {}, text), menus[name])));
   const actions = h("div", { class: "tiles-actions" },
@@ -149,11 +150,12 @@ function render({ model, el }) {
   const map = h("div", { class: "tiles-map", role: "grid", "aria-label": "map of the configurations" });
   const chosen = h("p", { class: "tiles-chosen" });
   const mapPane = h("section", { class: "tiles-map-pane" },
-    h("div", { class: "tiles-head" }, title, source, h("span", { class: "tiles-right" },
+    h("div", { class: "tiles-head" }, title, h("span", { class: "tiles-right" },
       button("full", makeIcon(), "the map on the full screen (F); Esc leaves",
         () => setFull(!root.classList.contains("tiles-full"))))),
     h("div", { class: "tiles-head" }, h("label", {}, "shows ", menus.show), h("label", {}, "across ", menus.x),
-      h("label", {}, "upwards ", menus.y), scale),
+      h("label", {}, "upwards ", menus.y)),
+    h("div", { class: "tiles-head" }, source, scale),
     map, legend, chosen);
   buttons.full.setAttribute("aria-label", "full screen");
 
@@ -182,7 +184,7 @@ function render({ model, el }) {
       stage && h("div", { class: "tiles-head" }, h("h1", { class: "tiles-title" }, "Which tile configuration is fastest?"),
         h("p", {}, "Choose a kernel, and select a cell of the map: each is a configuration. Run tries them on this machine.")),
       live && menuBox, h("div", { class: "tiles-run-line" }, live && actions,
-        h("div", { class: "tiles-said" }, live && progress, status)),
+        h("div", { class: "tiles-said" }, live && progress, status)), answer,
       h("div", { class: "tiles-main" }, mapPane, h("div", { class: "tiles-side" }, upper.pane, lower.pane))),
     tip, code);
   el.append(root);
@@ -865,9 +867,9 @@ function render({ model, el }) {
   function drawStatus() {
     const { problem, status: said, winner, cause, done, total } = data.state;
     status.replaceChildren(...(problem ? [h("p", { class: "tiles-problem" }, problem)] : []),
-      ...(said && live ? [h("p", { class: "tiles-count" }, said)] : []),
-      ...(winner.length ? [h("p", { class: "tiles-winner" }, winner[0]),
-        cause && h("p", { class: "tiles-cause" }, cause)].filter(Boolean) : []));
+      ...(said && live ? [h("p", { class: "tiles-count" }, said)] : []));
+    answer.replaceChildren(...(winner.length ? [h("p", { class: "tiles-winner" }, winner[0])] : []),
+      ...(cause ? [h("p", { class: "tiles-cause" }, cause)] : []));
     progress.max = Math.max(total, 1);
     progress.value = done;
     mapPane.classList.toggle("tiles-stale", Boolean(problem));

@@ -201,13 +201,12 @@ class Choice:
             "measures": self.space.can_measure,
             "keys": list(self.configs),
             "axes": self.axes,
-            "roofline": self.describe_roofline(dtype),
+            "roofline": self._describe_roofline(dtype),
             "reprs": [repr(config) for config in configs],
             "imports": "\n".join(f"from {module} import {name}" for module, name in classes),
         }
 
-    def describe_roofline(self, dtype: str) -> dict:
-        """Return the axes and roofs of the plot with each configuration's place, or why there is none."""
+    def _describe_roofline(self, dtype: str) -> dict:
         if not (self.space.can_measure or self.same_target):  # the roofs are of another GPU
             return {"problem": f"no roofline: nothing is timed on {self.space.target}"}
         try:

@@ -107,7 +107,7 @@ def describe_winner(rows: Sequence[dict], peer: str) -> list[str]:
     return sentences
 
 
-def describe_cause(choice: Choice, rows: Sequence[dict], dtype: str) -> str:
+def describe_cause(choice: Choice, rows: Sequence[dict], roof: dict) -> str:
     """Return what the fastest configuration has that others have not, in one sentence, or "" where it is unknown."""
     best = find_winner(rows)
     if best is None or not best.get("ratio"):
@@ -115,25 +115,19 @@ def describe_cause(choice: Choice, rows: Sequence[dict], dtype: str) -> str:
     timed = [index for index, row in enumerate(rows) if row["status"] == "ok" and get_value(row, "ratio")]
     at = next(index for index, row in enumerate(rows) if row is best)
     parts, (x, y) = [], list(choice.axes)[:2]
-    roof = choice.describe_roofline(dtype)
     if "problem" not in roof:
         values = sorted({roof["intensity"][index] for index in timed}, reverse=True)
         place = values.index(roof["intensity"][at])
         label = roof["label"].partition(",")[0]
-        if len(values) > 2 and place < len(values) / 3:
-            order = "the most" if not place else f"the {'second' if place == 1 else 'third'} most"
-            parts.append(
-                f"it has {order} {label} ({values[place]:,.0f}) of {len(values)} values" * (place < 3)
-            )
+        if place < min(3, len(values) / 3):
+            order = ("the most", "the second most", "the third most")[place]
+            parts.append(f"it has {order} {label} ({values[place]:,.0f})")
     column = [index for index in timed if choice.axes[x]["of"][index] == choice.axes[x]["of"][at]]
     worst = min(column, key=lambda index: get_value(rows[index], "ratio"))
     labels, of = choice.axes[y]["labels"], choice.axes[y]["of"]
     if of[worst] != of[at]:
-
-        def say(index: int) -> str:
-            label = labels[of[index]]
-            return f"{format_number(get_value(rows[index], 'ratio'), 'ratio')} with {y * label.isdigit()} {label}"
-
-        tile = choice.axes[x]["labels"][choice.axes[x]["of"][at]]
-        parts.append(f"at {x} {tile} it reaches {say(at)}, and only {say(worst)}".replace("  ", " "))
-    return "Why: " + "; ".join(filter(None, parts)) + "." if any(parts) else ""
+        label, tile = labels[of[worst]], choice.axes[x]["labels"][choice.axes[x]["of"][at]]
+        label = f"{y} {label}" if label.isdigit() else label
+        slower = format_number(get_value(rows[worst], "ratio"), "ratio")
+        parts.append(f"at the same {x}, {tile}, it reaches only {slower} with {label}")
+    return f"Why: {'; '.join(parts)}." if parts else ""

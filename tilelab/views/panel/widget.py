@@ -260,7 +260,7 @@ class Panel:
             "total": len(rows),
             "status": sentences.describe_status(choice, rows, done, note) if choice else "",
             "winner": sentences.describe_winner(rows, choice.space.peer) if choice else [],
-            "cause": sentences.describe_cause(choice, rows, self.values["dtype"]) if choice else "",
+            "cause": sentences.describe_cause(choice, rows, self._described["roofline"]) if choice else "",
             "problem": self._problem,
             "keep": self._find_kept(rows) is not None,
             "order": [place[id(row)] for row in panel_rows.rank_rows(rows)],
