@@ -11,16 +11,18 @@ from tilelab.pictures import plots, scales
 from tilelab.records import results
 from tilelab.runtime import device
 from tilelab.views.panel import rows as panel_rows
-from tilelab.views.panel.rows import SHOWN_FIELDS, TIMES, TOP, Choice, get_value
+from tilelab.views.panel.rows import SHOWN_FIELDS, TOP, Choice, get_value
 from tilelab.views.panel.sentences import describe_winner
 
 FORMATS = {"ratio": "{:.2f}", "ms": "{:#.3g}", "predicted_ms": "{:#.3g}"}
 HEADINGS = {  # of the table's columns; {} is the peer
     "kernel": "configuration",
-    **{field: label for field, (label, _) in SHOWN_FIELDS.items() if field in TIMES},
-    "tflops": "TFLOP/s",
+    "ratio": "× {}",
+    "ms": "time, ms",
     "gbps": "GB/s",
-    **{field: label for field, (label, _) in SHOWN_FIELDS.items() if field not in TIMES},
+    "predicted_ms": "predicted time, ms",
+    "registers": "registers per thread",
+    "smem": "shared memory, KiB",
 }
 LETTERS = {  # what a cell of the picture holds; its source line explains them
     "too many registers": "R",

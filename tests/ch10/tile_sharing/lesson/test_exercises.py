@@ -73,10 +73,6 @@ def test_a_fill_of_zero_would_be_a_row_of_the_table():
     assert run_check(KERNELS["nearest"], find_launch(('"nan"', '"zero"')))
 
 
-def test_the_solution_passes():
-    exercises.check_scores(SOLUTIONS["score_rows"])
-
-
 # A wrong multicast is a race as well, which the emulator may name before the wrong score is known.
 RACE = "may still be landing|where a load of the copy engine writes|initialises without a barrier between"
 # The four parts of the solution of exercise 5 that wrong answers change.
@@ -221,8 +217,3 @@ def test_the_kernel_around_the_multicast_is_the_same_in_the_solution():
     assert len(given) - len(kept) == 4 and all(line in rest for line in kept)
     assert len(solved) <= 50 and 6 <= len(solved) - len(kept) <= 12
     assert SOLUTIONS["score_rows"].sass("UTMALDG.*MULTICAST") and SOLUTIONS["score_rows"].sass("UCGABAR_WAIT")
-
-
-def test_what_is_not_written_is_not_solved(capsys):
-    exercises.check("Exercise 2", KERNELS["score_rows"])
-    assert "Exercise 2: not solved yet." in capsys.readouterr().out

@@ -78,12 +78,6 @@ def test_a_wrong_version_fails(check, names, change):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("exercise", ANSWERS)
-def test_the_solutions_pass(exercise):
-    exercises.CHECKS[exercise](*define(ANSWERS[exercise], solved=True))
-
-
-@pytest.mark.compile
 def test_the_number_of_boxes_must_be_right():
     boxes, copy_host, prepare = define("boxes:copy_host:prepare_host", solved=True)
     exercises.check_boxes(boxes, copy_host, prepare)
@@ -165,9 +159,3 @@ def prepare_row_max(x, out):
     unmasked = triton_cell.define(IMPORTS + text.replace(', mask=at < columns, other=-float("inf")', ""))
     with pytest.raises(AssertionError, match="elements are wrong|outside of its tensors|not finite"):
         exercises.check_row_max(unmasked["row_max"], unmasked["prepare_row_max"])
-
-
-@pytest.mark.parametrize("names", ["scatter_rows:prepare_scatter", "transpose:prepare_transpose"])
-def test_an_empty_kernel_is_not_yet_an_answer(names):
-    with pytest.raises(NotImplementedError):
-        exercises.CHECKS["Exercise 4" if "scatter" in names else "Exercise 5"](*define(names))

@@ -84,11 +84,6 @@ def test_a_wrong_version_fails(name, change, reason):
     assert re.search(reason, check_version(name, change))
 
 
-@pytest.mark.parametrize("exercise", ANSWERS)
-def test_the_solutions_pass(exercise):
-    exercises.CHECKS[exercise](define(SOLUTIONS, ANSWERS[exercise]))
-
-
 @pytest.mark.planted
 @pytest.mark.parametrize(
     "exercise, change",
@@ -174,20 +169,6 @@ def test_a_wrong_answer_fails(exercise, change):
 )
 def test_another_right_answer_passes(exercise, change):
     exercises.CHECKS[exercise](define(SOLUTIONS, ANSWERS[exercise], change))
-
-
-def test_the_stubs_are_not_solved(capsys):
-    for exercise, name in ANSWERS.items():
-        exercises.check(exercise, define(CELLS, name))
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split(" (")[0] for line in said] == [
-        "Exercise 1: not yet right",
-        "Exercise 2: not yet right",
-        "Exercise 3: not yet right",
-        "Exercise 4: not solved yet.",
-        "Exercise 5: not solved yet.",
-        "Exercise 6: not solved yet.",
-    ]
 
 
 def test_rounding_is_checked_at_every_midpoint():
