@@ -40,7 +40,7 @@ def test_what_the_compiler_makes_of_each_version():
     for (name, _), row in rows.items():
         assert row["status"] == "ok" and "block_scale" in row["instruction"], row
         assert bool(row["scales copied"]) == (name != "rows")
-        assert row["tmem"] == (512 if name == "loop" else 256)
+        assert row["TMEM columns"] == (512 if name == "loop" else 256)
 
 
 def test_two_wide_accumulators_do_not_fit():
