@@ -12,9 +12,10 @@ import pathlib
 import re
 
 import pytest
+import view_pages
 from browsing import DEMO, SIZES, opened, served, served_demo
 from matplotlib import colormaps
-from view_pages import SCREENSHOTS
+from view_pages import COLOURS, SCREENSHOTS
 
 from ch14.attention.lesson import sweep as attention_sweep
 from ch14.gemm.lesson import sweep as gemm_sweep
@@ -43,7 +44,7 @@ CANCEL = """panel => new Promise(done => {
 # From a click on each of 24 cells to the frame that is painted with its details; the median.
 DETAIL = """async panel => {
     const times = [];
-    for (const cell of [...panel.querySelectorAll(".tiles-cell")].slice(0, 24)) {
+    for (const cell of [...panel.querySelectorAll(".tiles-map .tiles-cell")].slice(0, 24)) {
         const begun = performance.now();
         cell.click();
         await new Promise(painted => requestAnimationFrame(() => setTimeout(painted)));
@@ -77,17 +78,10 @@ CUT = """panel => ["scrollWidth", "scrollHeight"].map(side => document.documentE
     .filter(box => box.left < 0 || box.top < 0 || box.right > innerWidth + 1 || box.bottom > innerHeight + 1).length)"""
 
 # Text that its background swallows: WCAG 2.2 (1.4.3) asks for 3 : 1 where text is large, and nothing where disabled.
-PALE = """panel => {
-    const rgba = colour => { const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
-    const linear = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-    const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-    const behind = element => {
-        for (; element; element = element.parentElement) {
-            const colour = rgba(getComputedStyle(element).backgroundColor);
-            if (colour[3] > 0.5) return colour;
-        }
-        return [255, 255, 255];
-    };
+PALE = (
+    "panel => {"
+    + COLOURS
+    + """
     return [...panel.querySelectorAll("*")].flatMap(element => {
         const text = element.matches("input, select") ? element.value :
             [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data).join("");
@@ -98,6 +92,7 @@ PALE = """panel => {
         return ratio < 3 ? [`${text.trim().slice(0, 60)} (${element.localName}, ${ratio.toFixed(1)} : 1)`] : [];
     });
 }"""
+)
 
 
 LAB = (
@@ -149,7 +144,7 @@ def test_as_make_demo_serves_it(browser, tmp_path):
             choose(panel, TARGET)
             panel.locator(".tiles-name").click()
             page.keyboard.press("r")
-            panel.locator(".tiles-cell.tiles-ok").first.wait_for()
+            panel.locator(".tiles-map .tiles-ok").first.wait_for()
             cancel(panel)
             keep(panel, "voila", "cancelled")
             assert not page.get_by_text("gemm_trials").count(), "the page shows its source"
@@ -193,7 +188,7 @@ def choose(panel, target):
 
 def sweep_and_cancel(panel, folder, where):
     """Run, cancel, resume and cancel again: finished configurations stay, and none is built twice."""
-    status, ok = panel.locator(".tiles-status"), panel.locator(".tiles-cell.tiles-ok")
+    status, ok = panel.locator(".tiles-status"), panel.locator(".tiles-map .tiles-ok")
     before = status.inner_text()
     panel.locator(".tiles-run").click()
     ok.nth(1).wait_for()
@@ -201,7 +196,7 @@ def sweep_and_cancel(panel, folder, where):
     cancel(panel)
     finished = ok.count()  # the status that says cancelled is drawn last
     keep(panel, where, "cancelled")
-    assert finished >= 2 and panel.locator(".tiles-cell.tiles-waiting").count(), "nothing was left to cancel"
+    assert finished >= 2 and panel.locator(".tiles-map .tiles-waiting").count(), "nothing was left to cancel"
 
     panel.locator(".tiles-run").click()
     ok.nth(finished + 1).wait_for()
@@ -214,8 +209,8 @@ def sweep_and_cancel(panel, folder, where):
 
 def press_keys_of_the_notebook(page, panel):
     """Keys that insert, cut and delete cells do nothing while the panel has the focus; its own keys work."""
-    panel.locator(".tiles-cell.tiles-rejected").first.click()
-    panel.locator(".tiles-detail", has_text="shared memory").wait_for()
+    panel.locator(".tiles-map .tiles-rejected").first.click()
+    panel.locator(".tiles-detail", has_text="over shared memory").wait_for()
     count = page.locator(".jp-Cell").count()
     for key in ("b", "x", "d", "d", "a", "Shift+Enter"):
         page.keyboard.press(key)
@@ -233,7 +228,7 @@ def press_keys_of_the_notebook(page, panel):
     page.keyboard.press("Control+a")
     assert page.evaluate("getSelection().toString()") == "128", "a text field has its own keys"
     panel.locator(".tiles-filter").fill("")
-    panel.locator(".tiles-cell.tiles-rejected").first.click()
+    panel.locator(".tiles-map .tiles-rejected").first.click()
     page.keyboard.press("ArrowLeft")
     assert panel.evaluate("panel => panel.contains(document.activeElement)")
 
@@ -244,7 +239,7 @@ def stage_fits(page, panel, where):
         page.set_viewport_size(window)
         for tab in ("roofline", "table"):
             panel.locator(f".tiles-tab-{tab}").click()
-            panel.locator(".tiles-cell.tiles-best").click()
+            panel.locator(".tiles-map .tiles-best").click()
             keep(panel, where, f"{size}-{tab}")
             assert panel.evaluate(CUT) == [window["width"], window["height"], 0], f"{size}: parts lie outside"
             assert not panel.evaluate(SMALL, SMALLEST_PX[size])
@@ -259,7 +254,7 @@ def stage_fits(page, panel, where):
 def code_fits(page, panel):
     """The listing of the code is as large as the rest of the stage and fills its window."""
     page.set_viewport_size(SIZES["1080p"])
-    panel.locator(".tiles-cell.tiles-best").click()
+    panel.locator(".tiles-map .tiles-best").click()
     panel.locator(".tiles-listing").click()
     panel.locator(".tiles-code-row").first.wait_for()
     keep(panel, "voila", "code")
@@ -318,55 +313,51 @@ def choices_are_kept(page, panel):
 
 
 @pytest.fixture(scope="module")
-def site_page(tmp_path_factory):
-    """A page as the site makes it, of recorded rows."""
+def data():
+    """Recorded rows, as a notebook stores them, one of which holds HTML."""
     shown = Panel(gemm_sweep.GemmSpace, preset="grid of 96", shape="4096³", target="sm_90a")
     data = json.loads(json.dumps(shown.stored_data()))
-    evil = {
-        "kernel": "<i>k</i>",
-        "status": "failed",
-        "reason": "<script>alert(1)</script>",
-        "word": "<b>failed</b>",
-    }
-    data["rows"][0] = evil
-    page = tmp_path_factory.mktemp("site") / "panel.html"
-    page.write_text(
-        "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
-        + views.make_page_part("panel", data)
+    reason = "<script>alert(1)</script>"
+    data["rows"][0] = {"kernel": "<i>k</i>", "status": "failed", "reason": reason, "word": "<b>failed</b>"}
+    return data
+
+
+@pytest.fixture
+def open_site(browser, tmp_path):
+    """Return a function that opens these rows, or others, as a page of the site."""
+    return lambda data, **options: view_pages.opened(
+        browser, tmp_path, views.View("panel", data), viewport=SIZES["720p"], **options
     )
-    return page.as_uri(), data
 
 
-def test_the_site_draws_recorded_rows_without_a_server(browser, site_page):
-    address, data = site_page
-    with opened(browser, "site-panel") as page:
-        page.goto(address)
+def test_the_site_draws_recorded_rows_without_a_server(open_site, data):
+    with open_site(data) as page:
         panel = page.locator(".tiles-panel")
         assert not panel.locator(".tiles-run, .tiles-listing, .tiles-menu").count(), (
             "nothing here asks Python"
         )
-        assert panel.locator(".tiles-cell").count() == 96 and panel.locator(".tiles-point").count() > 50
+        assert (
+            panel.locator(".tiles-map .tiles-cell").count() == 96
+            and panel.locator(".tiles-point").count() > 50
+        )
         answers_at_once("selection to detail", panel.evaluate(DETAIL), DETAIL_MS)
-        bad = panel.locator(".tiles-cell.tiles-failed")
+        bad = panel.locator(".tiles-map .tiles-failed")
         bad.click()
         assert (
             bad.inner_text() == "<b>failed</b>"
-            and not page.evaluate("document.querySelectorAll('b, i').length") - 1
+            and not panel.locator("b, .tiles-map i, .tiles-detail i").count()
         )
         assert "<script>alert(1)</script>" in panel.locator(".tiles-detail").inner_text()
         keep(panel, "site", "panel")
         page.set_viewport_size({"width": 390, "height": 800})
         keep(panel, "site", "390")
         assert page.evaluate("document.documentElement.scrollWidth") == 390, "the page scrolls sideways"
-    with opened(browser, "site-dark", color_scheme="dark") as page:
-        page.goto(address)
+    with open_site(data, scheme="dark") as page:
         assert not page.locator(".tiles-panel").evaluate(PALE)
 
 
-def test_keys_move_the_selection_and_pin_and_compare(browser, site_page):
-    address, data = site_page
-    with opened(browser, "site-keys") as page:
-        page.goto(address)
+def test_keys_move_the_selection_and_pin_and_compare(open_site, data):
+    with open_site(data) as page:
         panel, focus = page.locator(".tiles-panel"), page.locator(":focus")
         outside = page.evaluate(
             "() => { document.body.addEventListener('keydown', () => { window.heard = true; }); }"
@@ -384,14 +375,14 @@ def test_keys_move_the_selection_and_pin_and_compare(browser, site_page):
         page.keyboard.press("ArrowDown")
         page.keyboard.press("c")
         table = panel.locator(".tiles-compared")
-        assert table.is_visible() and panel.locator(".tiles-pinned.tiles-cell").count() == 1
+        assert table.is_visible() and panel.locator(".tiles-map .tiles-pinned").count() == 1
         words = table.inner_text()
         for field in (
-            "ms",
-            "× cuBLAS",
-            "registers",
-            "spills",
-            "shared",
+            "time, ms",
+            "speed, × cuBLAS",
+            "registers per thread",
+            "spilled, bytes per thread",
+            "shared memory, KiB",
             "programs per SM",
             "wgmma instructions",
         ):
@@ -419,23 +410,18 @@ def test_keys_move_the_selection_and_pin_and_compare(browser, site_page):
         assert page.evaluate("window.heard"), "the page behind does not hear of ctrl+B"
 
 
-def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
-    address, data = site_page
-    with opened(browser, "site-table") as page:
-        page.goto(address)
+def test_the_table_sorts_filters_and_follows_the_map(open_site, data):
+    with open_site(data) as page:
         panel = page.locator(".tiles-panel")
-        explained = panel.locator(".tiles-detail").inner_text()
         best = data["rows"][data["state"]["best"]]["kernel"]
-        sizes = re.match(r"(\d+)×(\d+)×(\d+) · (\d+) warps · (\d+) stages · persistent", best).groups()
-        block_m, block_n, block_k, warps, stages = sizes
-        assert (
-            f"The name {best} stands for block_m={block_m}, block_n={block_n}, block_k={block_k}, "
-            f"num_warps={warps}, num_stages={stages}, kernel='persistent', epilogue_subtile=2, " in explained
-        )
+        assert best in panel.locator(".tiles-winner").inner_text()
+        assert panel.locator(".tiles-cause").inner_text().startswith("Why: ")
         panel.locator(".tiles-tab-table").click()
-        assert panel.locator("[data-column=kernel]").get_attribute("title") in explained
+        assert "In Python: GemmConfig(" in panel.locator("[data-column=kernel]").get_attribute("title")
         lines, note = panel.locator(".tiles-table tbody tr"), panel.locator(".tiles-note")
-        assert lines.count() == 96 and "fastest first by × cuBLAS, not by ms" in note.inner_text()
+        assert (
+            lines.count() == 96 and "fastest first by speed beside cuBLAS, not by time" in note.inner_text()
+        )
         shown = [int(row) for row in lines.evaluate_all("lines => lines.map(line => line.dataset.row)")]
         assert (
             shown == data["state"]["order"]
@@ -445,15 +431,15 @@ def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
         again = [row.get("again", False) for row in (data["rows"][index] for index in shown)]
         assert (
             again == sorted(again, reverse=True)
-            and f"the {sum(again)} timed again come first" in note.inner_text()
+            and f"the {sum(again)} timed twice come first" in note.inner_text()
         )
-        assert lines.filter(has_text="ok, again").count() == sum(again) > 0
+        assert lines.filter(has_text="timed twice").count() == sum(again) > 0
         lines.first.click()
         assert best in panel.locator(".tiles-detail h3").inner_text()
-        assert "★" in panel.locator(".tiles-cell.tiles-selected").inner_text()
+        assert "★" in panel.locator(".tiles-map .tiles-selected").inner_text()
         assert panel.locator("tr.tiles-selected").count() == 1
         lines.nth(1).hover()
-        assert panel.locator(".tiles-cell.tiles-hovered").count() == 1
+        assert panel.locator(".tiles-map .tiles-hovered").count() == 1
         page.keyboard.press("ArrowDown")
         assert panel.locator("tr.tiles-selected").get_attribute("data-row") == lines.nth(1).get_attribute(
             "data-row"
@@ -474,23 +460,16 @@ def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
             row["status"] == "ok" and row.get("smem", 0) < 100 * 1024 for row in data["rows"]
         )
         keep(panel, "site", "table")
-        panel.locator(".tiles-filter").fill("speed<3")
+        panel.locator(".tiles-filter").fill("ratios<3")
         assert not lines.count() and note.inner_text() == (
-            "There is no column of numbers named speed; there are ratio, ms, tflops, predicted_ms, registers, spills, "
-            "smem, programs_per_sm."
+            "There is no column of numbers named ratios; there are speed, time, TFLOP/s, predicted, registers, "
+            "spilled, shared, programs."
         )
         keep(panel, "site", "no-such-column")
 
 
-def test_a_long_label_of_the_roofline_is_not_cut(browser, tmp_path):
-    shown = Panel(attention_sweep.AttentionSpace, target="sm_90a")
-    page_file = tmp_path / "panel.html"
-    page_file.write_text(
-        "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
-        + views.make_page_part("panel", json.loads(json.dumps(shown.stored_data())))
-    )
-    with opened(browser, "site-roofline") as page:
-        page.goto(page_file.as_uri())
+def test_a_long_label_of_the_roofline_is_not_cut(open_site):
+    with open_site(Panel(attention_sweep.AttentionSpace, target="sm_90a").stored_data()) as page:
         for width in (390, 960, 1280):
             page.set_viewport_size({"width": width, "height": 800})
             keep(page.locator(".tiles-panel"), "site-roofline", str(width), page.locator(".tiles-roofline"))
@@ -503,28 +482,19 @@ def test_a_long_label_of_the_roofline_is_not_cut(browser, tmp_path):
             }"""), f"cut at {width} pixels"
 
 
-def test_a_comparison_names_what_waits(browser, tmp_path):
-    shown = Panel(gemm_sweep.GemmSpace, target=TARGET)
-    page_file = tmp_path / "panel.html"
-    page_file.write_text(
-        "<!doctype html><meta charset=utf-8><body>"
-        + views.make_page_part("panel", json.loads(json.dumps(shown.stored_data())))
-    )
-    with opened(browser, "site-waiting") as page:
-        page.goto(page_file.as_uri())
+def test_a_comparison_names_what_waits(open_site):
+    with open_site(Panel(gemm_sweep.GemmSpace, target=TARGET).stored_data()) as page:
         panel = page.locator(".tiles-panel")
-        panel.locator(".tiles-cell.tiles-waiting").first.click()
+        panel.locator(".tiles-map .tiles-waiting").first.click()
         page.keyboard.press("p")
-        panel.locator(".tiles-cell.tiles-waiting").last.click()
+        panel.locator(".tiles-map .tiles-waiting").last.click()
         page.keyboard.press("c")
         first = panel.locator(".tiles-compared tbody tr").first.inner_text()
-        assert first.split() == ["status", "waiting", "waiting"]
+        assert first.split() == ["status", "not", "built", "not", "built"]
 
 
-def test_the_panel_exports_rows_picture_and_python(browser, site_page, tmp_path):
-    address, data = site_page
-    with opened(browser, "site-export", permissions=["clipboard-read", "clipboard-write"]) as page:
-        page.goto(address)
+def test_the_panel_exports_rows_picture_and_python(open_site, data):
+    with open_site(data, permissions=["clipboard-read", "clipboard-write"]) as page:
         panel = page.locator(".tiles-panel")
         found = {}
         for name in ("csv", "png"):
@@ -543,7 +513,7 @@ def test_the_panel_exports_rows_picture_and_python(browser, site_page, tmp_path)
         assert any("shared memory" in row["reason"] for row in rows)
         assert found["png"].startswith(b"\x89PNG")
         (SCREENSHOTS / "site-map.png").write_bytes(found["png"])
-        panel.locator(".tiles-cell.tiles-best").click()
+        panel.locator(".tiles-map .tiles-best").click()
         panel.locator(".tiles-copy").click()
         panel.get_by_role("button", name="Copied").wait_for()
         names = {}
@@ -551,21 +521,20 @@ def test_the_panel_exports_rows_picture_and_python(browser, site_page, tmp_path)
         assert names["config"].name == best["kernel"]
 
 
-def test_map_and_still_picture_have_the_same_colors(browser, site_page):
-    address, data = site_page
-    with opened(browser, "site-colors") as page:
-        page.goto(address)
+def test_map_and_still_picture_have_the_same_colors(open_site, data):
+    with open_site(data) as page:
         panel = page.locator(".tiles-panel")
         for field in SHOWN_FIELDS:
             panel.get_by_label("shows").select_option(field)
-            shown = panel.locator(".tiles-cell.tiles-ok").evaluate_all(
+            shown = panel.locator(".tiles-map .tiles-ok").evaluate_all(
                 "cells => cells.map(cell => [getComputedStyle(cell).backgroundColor, cell.textContent])"
             )
-            scale = {"smem": 1 / 1024}.get(field, 1)
-            values = [row[field] * scale for row in data["rows"] if row["status"] == "ok"]
+            unit = {"smem": 1 / 1024}.get(field, 1)
+            values = [row[field] * unit for row in data["rows"] if row["status"] == "ok"]
             low, high = (panel_rows.shade(pick(values), values, field) for pick in (min, max))
             for part, value in ((low, min(values)), (high, max(values))):
-                color = [round(255 * channel) for channel in colormaps["cividis"](part)[:3]]
+                scale = "PuOr" if field == "ratio" else "cividis"
+                color = [round(255 * channel) for channel in colormaps[scale](part)[:3]]
                 nearest = min(
                     sum(abs(a - b) for a, b in zip(color, map(int, re.findall(r"\d+", found))))
                     for found, _ in shown

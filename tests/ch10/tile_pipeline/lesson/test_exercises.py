@@ -49,22 +49,6 @@ def run_check(kernel, launches, **options):
 
 
 @pytest.mark.parametrize(
-    "kernel",
-    [
-        "tile_copy",
-        "tile_ring",
-        "plain_stencil",
-        "fill_stencil",
-        "padded_transpose",
-        "tile_transpose",
-        "swizzled_transpose",
-    ],
-)
-def test_the_versions_pass(kernel, launches):
-    assert run_check(KERNELS[kernel], launches) == ""
-
-
-@pytest.mark.parametrize(
     "kernel, constants, options",
     [
         ("tile_copy", {"ROWS": 32, "COLUMNS": 32}, {"box": (32, 32)}),

@@ -35,11 +35,6 @@ def check_version(name, change=("", "")):
     return exercises.check_quantiser(FORMATS[name], define(CELLS, f"prepare_{name}", change))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_versions_are_right(name):
-    assert check_version(name) == ""
-
-
 @pytest.mark.planted
 @pytest.mark.parametrize(
     "name, change, reason",
