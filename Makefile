@@ -56,7 +56,7 @@ compare: $(READY)
 	else echo "Nothing is compared: $$committed holds no headlines of this GPU and this version of torch."; fi
 
 site: $(READY)
-	.venv/bin/python -m tilelab.course.site
+	.venv/bin/python -m tilelab.course.site $(SITE_ARGS)
 
 $(READY): requirements.txt requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "The course needs Python 3.11 or 3.12: install one, or name it with PYTHON=..." >&2; exit 1; }

@@ -4,7 +4,6 @@ The copies come from `multiprocessing`'s fork server. It has imported this file 
 the course, and not Triton: a notebook itself must choose between GPU and interpreter before that import.
 """
 
-import json
 import multiprocessing
 import os
 import signal
@@ -16,6 +15,7 @@ from multiprocessing import forkserver
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
 
 import ipykernel.kernelapp  # noqa: E402
+import keep_outputs  # noqa: E402, F401
 import matplotlib.backends.backend_agg  # noqa: E402, F401
 import matplotlib.figure  # noqa: E402, F401
 import nbval.plugin  # noqa: E402, F401
@@ -25,10 +25,7 @@ from jupyter_client.provisioning import local_provisioner  # noqa: E402
 
 
 def run_nbval(arguments, env, folder, log, timeout_s):
-    """Run `pytest` with nbval's `arguments` for one notebook; return its exit status, None after `timeout_s`.
-
-    The outputs of its cells come into the file "outputs" beside the log, one line of JSON for each cell.
-    """
+    """Run `pytest` with nbval's `arguments` for one notebook; return its exit status, None after `timeout_s`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     path = os.environ.get("PYTHONPATH", "")
@@ -54,18 +51,7 @@ def _run_pytest(arguments, env, folder, log):
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     local_provisioner.launch_kernel = _Kernel().launch
-    sys.exit(pytest.main(arguments, [_Outputs(f"{os.path.dirname(log)}/outputs")]))
-
-
-class _Outputs:
-    """A plugin that keeps the outputs of a notebook's cells."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def pytest_runtest_teardown(self, item):
-        with open(self.path, "a") as file:
-            file.write(json.dumps(item.test_outputs) + "\n")
+    sys.exit(pytest.main(arguments))
 
 
 def _enter(env, folder):

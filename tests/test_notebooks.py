@@ -76,8 +76,8 @@ def test_form(path):
         assert picture.is_file() and picture.parent == PICTURES / path.stem
     if path not in SOLUTIONS:
         check_that_no_trust_is_needed(code)
-    package, _, module = path.stem.partition("_")
-    if path in NOTEBOOKS and package[0] != "0":
+    package, _, module = re.sub(r"^\d+_", "", path.stem).partition("_")  # without its place in the order
+    if path in NOTEBOOKS and package != "start":
         assert importlib.util.find_spec(".".join(filter(None, (package, module)))), (
             f"{path.stem} has no package"
         )
@@ -127,15 +127,18 @@ def check_that_no_trust_is_needed(code):
 
 
 def run_cells(path, tmp_path):
-    """Let nbval run the notebook in a kernel of its own, in an environment like a reader's, and check facts."""
+    """Let nbval run the notebook in a kernel of its own, in an environment like a reader's; return its outputs."""
     # Without TRITON_INTERPRET, which conftest sets: a notebook must find its way to the interpreter by itself.
     env = {
         name: value
-        for name, value in notebook.child_env(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1").items()
+        for name, value in notebook.child_env(
+            PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", TILES_OUTPUTS=os.fspath(tmp_path / "outputs")
+        ).items()
         if name != "TRITON_INTERPRET"
     }  # and without plugins, whose imports take two seconds
     options = (
-        "-q -p nbval.plugin -p no:cacheprovider --nbval-lax --nbval-current-env --nbval-cell-timeout=600"
+        "-q -p nbval.plugin -p keep_outputs -p no:cacheprovider --nbval-lax --nbval-current-env "
+        "--nbval-cell-timeout=600"
     )
     arguments = [*options.split(), os.fspath(path)]
     log = tmp_path / "log"
@@ -150,6 +153,7 @@ def run_cells(path, tmp_path):
             "pytest",
             *arguments,
         ]
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (os.path.dirname(__file__), env.get("PYTHONPATH"))))
         with log.open("w") as file:
             status = subprocess.run(
                 command, cwd=ROOT, env=env, stdout=file, stderr=file, timeout=1800, check=False
@@ -161,15 +165,36 @@ def run_cells(path, tmp_path):
     if status != 0:
         said = record.COLOUR.sub("", log.read_text(errors="replace"))
         pytest.fail("\n".join([*said.splitlines()[-60:], f"exit status {status}"]), pytrace=False)
+    return (tmp_path / "outputs").read_text()
 
 
 @pytest.mark.notebook
 @each(NOTEBOOKS + SOLUTIONS + DEMOS)
 def test_runs(path, tmp_path):
-    run_cells(path, tmp_path)
+    outputs = run_cells(path, tmp_path)
     if path in NOTEBOOKS and device.current().capability is None:
-        hidden = find_hidden_figures((tmp_path / "outputs").read_text())
+        hidden = find_hidden_figures(outputs)
         assert not hidden, "a cell, or a header that it includes, is no longer the one that was recorded"
+    assert not find_mistakes(path, outputs)
+
+
+def find_mistakes(path, outputs):
+    """Return which exercises the notebook of solutions does not solve.
+
+    Of a lesson, return what the check of a version found, and the exercises that are solved, or whose saved state is
+    another one.
+    """
+
+    def find_states(text):
+        return set(re.findall(r"(Exercise \d+): (solved|not solved yet|not yet right)", text))
+
+    code, said = read(path)[1], find_states(outputs)
+    asked = set(re.findall(r"Exercise \d+", "\n".join("".join(cell["source"]) for cell in code)))
+    solved = {(exercise, "solved") for exercise in asked}
+    if path in SOLUTIONS:
+        return solved - said
+    kept = find_states(json.dumps([cell["outputs"] for cell in code]))
+    return {*re.findall(r"wrong: (?!\[\]).{,80}", outputs), *(said & solved), *(said ^ kept)}
 
 
 def find_hidden_figures(outputs):
@@ -179,8 +204,9 @@ def find_hidden_figures(outputs):
 
 
 @pytest.mark.notebook
-def test_a_notebook_that_raises_fails_and_hidden_figures_are_found(tmp_path):
-    path, source = tmp_path / "raises.ipynb", "print('k is not recorded')\n1 / 0"
+def test_a_notebook_that_raises_fails_and_what_a_lesson_must_not_say_is_found(tmp_path):
+    path = tmp_path / "raises.ipynb"
+    source = "print('k is not recorded; wrong: 3 elements', 'Exercise 1: solved.', sep='\\n')\n1 / 0"
     cell = {
         "cell_type": "code",
         "source": source,
@@ -194,4 +220,7 @@ def test_a_notebook_that_raises_fails_and_hidden_figures_are_found(tmp_path):
     with pytest.raises(pytest.fail.Exception, match="ZeroDivisionError"):
         run_cells(path, tmp_path)
     if device.current().capability is None:
-        assert "k is not recorded" in find_hidden_figures((tmp_path / "outputs").read_text())[0]
+        outputs = (tmp_path / "outputs").read_text()
+        assert "k is not recorded" in find_hidden_figures(outputs)[0]
+        mistakes = find_mistakes(path, outputs)
+        assert ("Exercise 1", "solved") in mistakes and "wrong: 3 elements" in str(mistakes)

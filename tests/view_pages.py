@@ -34,18 +34,17 @@ def chromium(arguments=()):
 
 
 @contextlib.contextmanager
-def opened(browser, folder: pathlib.Path, view: views.View, size: str = "wide", scheme: str = "light"):
+def opened(browser, folder: pathlib.Path, view: views.View, size="wide", scheme="light", **options):
     """Yield a page that shows the view's recorded data with the network off; an error of the page fails the test."""
-    path = folder / f"{view.name}.html"
+    path, errors = folder / f"{view.name}.html", []
     path.write_text(
         "<!doctype html><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
         f"<title>view</title><body>{views.make_page_part(view.name, view.stored_data())}",
         encoding="utf-8",
     )
-    with contextlib.closing(
-        browser.new_context(viewport=SIZES[size], color_scheme=scheme, offline=True)
-    ) as context:
-        page, errors = context.new_page(), []
+    options = {"viewport": SIZES[size], "color_scheme": scheme, "offline": True} | options
+    with contextlib.closing(browser.new_context(**options)) as context:
+        page = context.new_page()
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(path.as_uri())
@@ -82,3 +81,17 @@ TIME_CHANGES = """([root, change, times]) => {
     taken.sort((a, b) => a - b);
     return [taken[Math.floor(times / 2)], taken[times - 1]];
 }"""
+
+# For functions that look for pale text: `luminance` of a colour, and the colour `behind` an element.
+COLOURS = """
+    const rgba = colour => { const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
+    const linear = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+    const behind = element => {
+        for (; element; element = element.parentElement) {
+            const colour = rgba(getComputedStyle(element).backgroundColor);
+            if (colour[3] > 0.5) return colour;
+        }
+        return [255, 255, 255];
+    };
+"""

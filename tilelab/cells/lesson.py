@@ -381,7 +381,8 @@ class Ladder:
                 f"ok in the {'interpreter' if triton_cell.is_interpreted(kernel) else 'emulator'}",
             )
             try:
-                wrong = self.check(prepare)
+                problem = self.check(prepare)
+                wrong = problem and f"wrong: {problem}"
             except emulator.NotEmulated:
                 fine = f"compiled for {cuda_magic.default_target()}"
         try:

@@ -1,14 +1,16 @@
 """Write the README and the executed notebooks as pages that need no network: `python -m tilelab.course.site [folder]`.
 
 Each page holds its style sheet, its pictures and the recorded data of its interactive views. The views (tilelab/views)
-and the table of contents (site.js) bring the only scripts of a page.
+and the sidebar (site.js) bring the only scripts of a page. The search reads the texts of all sections from `search.js`.
 """
 
 from __future__ import annotations
 
 import base64
+import copy
 import dataclasses
 import html
+import json
 import mimetypes
 import pathlib
 import re
@@ -22,8 +24,14 @@ from tilelab.course import notebook
 from tilelab.runtime import device
 
 FOLDER = pathlib.Path(__file__).parent
-NOTEBOOK = re.compile(r'href="(?:[\w./]*/)?(\w+)\.ipynb(#[^"]*)?"')
-FILE = re.compile(r'<a\b[^>]*\bhref="(?!\w+:|#|\w+\.html)[^"]*"[^>]*>(.*?)</a>', re.S)
+NOTEBOOK = re.compile(r'href="(?:[\w./]*/)?(?<!solutions/)(\w+)\.ipynb(#[^"]*)?"')
+FILE = re.compile(r'<a\b[^>]*\bhref="(?!\w+:|#|\w+\.html)([^"]*)"[^>]*>(.*?)</a>', re.S)
+SETUP = """# Install the course on a host of notebooks; restart the kernel if the host asks for it. Without a GPU, and
+# on one older than Hopper such as a T4, kernels run in the emulator or the interpreter, and times come from records.
+%pip install -q "tiles-in-flight[hosted] @ git+https://github.com/{repository}"
+"""
+ANCHOR = '<a class="anchor-link" href="#{name}" aria-label="Link to the section {words}">¶</a>'
+SECTION = re.compile(r'<h[1-6] id="([^"]*)">(.*?) <a class="anchor-link".*?</h[1-6]>', re.S)
 HEADING = re.compile(r'<h([1-6]) id="([^"]*)">(.*?)<a class="anchor-link"[^>]*>.*?</a></h\1>', re.S)
 WIDGET_TEXT = re.compile(r"[A-Z]\w*\(.*")  # all that a saved notebook keeps of a widget: "Panel(bulk copy)"
 WIDGET_NOTE = '<p class="note">In a running notebook this cell shows controls here.</p>'
@@ -41,9 +49,10 @@ class Page:
     notebook: nbformat.NotebookNode
 
     def title(self) -> str:
-        """Return the text of the first heading, or the name of the page."""
+        """Return the place in the reading order and the text of the first heading, or the name of the page."""
         headings = (re.search(r"^# +(.+)", cell.source, re.M) for cell in self.notebook.cells)
-        return next((re.sub("[`*]", "", found[1]) for found in headings if found), self.stem)
+        title = next((re.sub("[`*]", "", found[1]) for found in headings if found), self.stem)
+        return f"{int(self.stem[:2])}. {title}" if self.stem[:2].isdigit() else title
 
 
 def notebooks_in_order() -> list[pathlib.Path]:
@@ -60,9 +69,26 @@ def _read_notebook(path: pathlib.Path):
         raise ValueError(f"{path} is not a notebook: {device.first_line(error)}.") from error
 
 
-def _rewrite_links(body: str) -> str:
-    """Point links to notebooks at their pages, and turn links to other files of the repository into plain text."""
-    return FILE.sub(r"\1", NOTEBOOK.sub(r'href="\1.html\2"', body))
+def _rewrite_links(body: str, files: str = "") -> str:
+    """Point links to notebooks at their pages, and links to other files below the address `files`.
+
+    Without an address these become plain text.
+    """
+    there = rf'<a href="{files}\1">\2</a>' if files else r"\2"
+    return FILE.sub(there, NOTEBOOK.sub(r'href="\1.html\2"', body))
+
+
+def _make_hosted(source, repository: str):
+    """Return a copy of a notebook that needs no copy of the repository: its first cell installs the course."""
+    hosted = copy.deepcopy(source)
+    for cell in hosted.cells:
+        if cell.cell_type == "markdown":
+            pictures = f"(https://raw.githubusercontent.com/{repository}/main/notebooks/"
+            cell.source = re.sub(r"\((?=pictures/)", pictures, cell.source)
+    hosted.cells.insert(0, nbformat.v4.new_code_cell(SETUP.format(repository=repository)))
+    if hosted.nbformat_minor < 5:
+        del hosted.cells[0]["id"]
+    return hosted
 
 
 def _find_picture(output) -> str:
@@ -181,30 +207,63 @@ def _clean_body(body: str, folder: pathlib.Path) -> tuple[str, str]:
         while name in seen:
             name += "-again"
         seen.add(name)
-        if level in "23" and (words := re.sub("<[^>]*>", "", text).strip()):
+        words = re.sub("<[^>]*>", "", text).strip()
+        if level in "23" and words:
             lines.append(f'<li class="h{level}"><a href="#{name}">{words}</a></li>')
-        anchor = f'<a class="anchor-link" href="#{name}" aria-label="Link to this section">¶</a>'
+        anchor = ANCHOR.format(name=name, words=words.replace('"', "&quot;"))
         return f'<h{level} id="{name}">{text} {anchor}</h{level}>'
 
     body = HEADING.sub(add_anchor, body)
-    return body, "\n".join(["<ul>", *lines, "</ul>"])
+    return body, "\n".join(["<ul>", *lines, "</ul>"] if lines else [])
 
 
-def _write_page(page: Page, before: Page | None, after: Page | None, exporter: HTMLExporter) -> str:
-    """Return the text of a page with links to the pages before and after it."""
-    title, page_views = page.title(), _Views()
+def _list_sections(body: str) -> list[list[str]]:
+    """Return [anchor, heading, text] of each section of a page's body."""
+
+    def read(part: str) -> str:
+        return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", part)).split())
+
+    parts = SECTION.split(body)
+    return [
+        [name, read(title), read(text)] for name, title, text in zip(parts[1::3], parts[2::3], parts[3::3])
+    ]
+
+
+def _write_sidebar(pages: list[Page], current: Page, contents: str) -> str:
+    """Return the list of all pages in reading order, with the contents of the current one below it."""
+    lines = []
+    for page in pages:
+        here = (' aria-current="page"', contents) if page is current else ("", "")
+        lines.append(f'<li><a href="{page.stem}.html"{here[0]}>{html.escape(page.title())}</a>{here[1]}</li>')
+    return "\n".join(["<ul>", *lines, "</ul>"])
+
+
+def _write_page(
+    page: Page, pages: list[Page], exporter: HTMLExporter, repository: str
+) -> tuple[str, list[list[str]]]:
+    """Return the text of one of the pages, and its sections for the search."""
+    title, page_views, at = page.title(), _Views(), pages.index(page)
     _prepare_notebook(page.notebook, page_views)
     body, _ = exporter.from_notebook_node(page.notebook, {"metadata": {"name": title}})
-    body, contents = _clean_body(body, ROOT if page.stem == "index" else ROOT / "notebooks")
+    folder = "" if page.stem == "index" else "notebooks/"
+    body, contents = _clean_body(body, ROOT / folder)
+    body = _rewrite_links(body, f"https://github.com/{repository}/blob/main/{folder}" if repository else "")
+    elsewhere = ""
+    if repository and folder:
+        colab = (
+            f"https://colab.research.google.com/github/{repository}/blob/gh-pages/hosted/{page.stem}.ipynb"
+        )
+        elsewhere = (
+            f'<p class="elsewhere"><a href="{colab}">Open in Colab</a> '
+            f'<a href="hosted/{page.stem}.ipynb" download>Download for another host</a></p>'
+        )
     links = [
         f'<a href="{other.stem}.html" rel="{kind}">{word}: {html.escape(other.title())}</a>'
-        for kind, word, other in (("prev", "Before", before), ("next", "Next", after))
-        if other
+        for kind, word, others in (("prev", "Before", pages[:at][-1:]), ("next", "Next", pages[at + 1 :][:1]))
+        for other in others
     ]
-    home = '<a href="index.html">Tiles in Flight</a>' if before and before.stem != "index" else ""
-    pages = f'<nav class="pages" aria-label="pages">{home}{"".join(links)}</nav>'
     style, script = ((FOLDER / f"site.{kind}").read_text() for kind in ("css", "js"))
-    return f"""<!DOCTYPE html>
+    text = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -215,25 +274,31 @@ def _write_page(page: Page, before: Page | None, after: Page | None, exporter: H
 {style}</style>
 </head>
 <body>
-<a class="skip" href="#main">Skip the table of contents</a>
+<a class="skip" href="#main">Skip the list of lessons</a>
 <div class="page">
-<nav class="toc" aria-label="contents"><details open><summary>On this page</summary>
-{contents}</details></nav>
+<nav class="toc" aria-label="course"><details open><summary>Lessons and search</summary>
+<div class="tools" hidden><input type="search" placeholder="Search the course" aria-label="Search the course">
+<button type="button"></button></div>
+<div class="found" role="status"></div>
+{_write_sidebar(pages, page, contents)}</details></nav>
 <script>
 {script}</script>
 <main id="main">
-{pages}
-{page_views.put_back(_rewrite_links(body))}
-{pages}
+{elsewhere}{page_views.put_back(body)}
+<nav class="pages" aria-label="before and next">{"".join(links)}</nav>
 </main>
 </div>
 </body>
 </html>
 """
+    return text, _list_sections(body)
 
 
-def write_pages(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Write `index.html`, from the README, and a page for each notebook into `folder`; return their paths.
+def write_pages(folder: pathlib.Path, repository: str = "") -> list[pathlib.Path]:
+    """Write `index.html`, from the README, a page for each notebook and the texts that the search reads into `folder`.
+
+    With `repository`, its "owner/name" at GitHub, there are also copies of the notebooks in `hosted`, which begin with
+    a cell that installs the course, and links to them and to the repository's files. Returns the paths of the pages.
 
     OSError where nothing can be written; ValueError names a file that is not a notebook, a missing picture, and
     an unknown or damaged view.
@@ -244,16 +309,22 @@ def write_pages(folder: pathlib.Path) -> list[pathlib.Path]:
         Page("index", nbformat.v4.new_notebook(cells=[readme])),
         *(Page(path.stem, _read_notebook(path)) for path in notebooks_in_order()),
     ]
-    exporter, paths = HTMLExporter(config=CONFIG), []
+    exporter, paths, sections = HTMLExporter(config=CONFIG), [], []
     # Highlighted code is escaped already, and the notebooks are our own: cleaning would take a third of the time.
     exporter.register_filter("clean_html", lambda text: text)
-    for before, page, after in zip([None, *pages], pages, [*pages[1:], None]):
+    for page in pages:
         paths.append(folder / f"{page.stem}.html")
+        if repository and page.stem != "index":
+            (folder / "hosted").mkdir(exist_ok=True)
+            nbformat.write(_make_hosted(page.notebook, repository), folder / f"hosted/{page.stem}.ipynb")
         try:
-            text = _write_page(page, before, after, exporter)
+            text, found = _write_page(page, pages, exporter, repository)
         except ValueError as error:
             raise ValueError(f"the page of {page.stem} cannot be made: {error}") from error
         paths[-1].write_text(text, encoding="utf-8")
+        sections += [[page.stem, page.title(), *section] for section in found]
+    texts = json.dumps(sections, ensure_ascii=False, separators=(",", ":"))
+    (folder / "search.js").write_text(f"window.tilesSections = {texts};\n", encoding="utf-8")
     return paths
 
 
@@ -263,11 +334,18 @@ def main(argv: list[str] | None = None) -> int:
         "tilelab.course.site", "Write the README and the executed notebooks as pages that need no network."
     )
     parser.add_argument("folder", nargs="?", default=f"{ROOT}/build/site", help="default: build/site")
-    folder = parser.parse_args(argv).folder
+    parser.add_argument(
+        "--repository",
+        default="",
+        metavar="OWNER/NAME",
+        help="on GitHub, for links to files and hosted notebooks",
+    )
+    given = parser.parse_args(argv)
+    folder = given.folder
     if not folder:
         parser.error("folder is empty; leave it out for build/site.")
     try:
-        pages = write_pages(pathlib.Path(folder))
+        pages = write_pages(pathlib.Path(folder), given.repository)
     except OSError as error:
         parser.error(f"{folder} cannot be written ({error.strerror}).")
     except ValueError as error:

@@ -14,6 +14,7 @@ import math
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from statistics import geometric_mean as geometric_mean  # callers take it from here
@@ -30,8 +31,10 @@ EXPERIMENTS: dict[str, Callable] = {}  # {name: function that returns the Record
 
 
 def results_folder() -> pathlib.Path:
-    """Return the repository's results/, or the folder in the environment variable TILES_RESULTS."""
-    return pathlib.Path(os.environ.get("TILES_RESULTS") or ROOT / "results")
+    """Return the folder in the environment variable TILES_RESULTS, the repository's results/, or those of the wheel."""
+    installed = pathlib.Path(sys.prefix, "share/tiles-in-flight/results")
+    folder = installed if installed.exists() and not (ROOT / "results").exists() else ROOT / "results"
+    return pathlib.Path(os.environ.get("TILES_RESULTS") or folder)
 
 
 # ---- records on disk

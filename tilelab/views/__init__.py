@@ -140,7 +140,7 @@ class View(anywidget.AnyWidget):
     def _ipython_display_(self) -> None:
         bundle, metadata = self._repr_mimebundle_()
         # the widget's own text would name every trait
-        bundle = {**bundle, "text/plain": f"View({self.name})"}
+        bundle = {**bundle, "text/plain": "Run this cell for the interactive view; its picture follows."}
         if self.store:
             bundle |= make_stored(self.name, self.stored_data())
         display(bundle, metadata=metadata, raw=True)

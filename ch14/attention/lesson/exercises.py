@@ -110,7 +110,25 @@ def tabulate_ladder(ladder: results.Record, baseline: str, *names: str) -> resul
                 if baseline == "cuDNN":
                     shown[f"{kind}±"] = row.get("spread")
         rows.append(shown)
-    return results.table(rows, f"4 × 16 × 8192 × 128, {ladder.label()}")
+    return results.table(rows, f"batch 4, 16 heads, 8,192 tokens, D = 128; {ladder.label()}")
+
+
+def tabulate_tiles(searched: results.Record) -> results.Table:
+    """Return a table of a sweep of tiles; before one is recorded it has only what the compiler says."""
+    names = {
+        "num_warps": "warps",
+        "num_stages": "stages",
+        "spills": "spilled, B per thread",
+        "programs_per_sm": "programs per SM",
+        "ratio": "× cuDNN",
+        "spread": "±",
+    }
+    rows = [
+        {"queries × keys": f"{row['block_m']} × {row['block_n']}"}
+        | {shown: row[name] for name, shown in names.items() if name in row}
+        for row in searched.rows
+    ]
+    return results.table(rows, searched.label())
 
 
 # ---- exercises

@@ -74,11 +74,15 @@ def compile_versions(versions: dict[tuple, tuple[Callable, str, str]], keys: Seq
         name, count = tensor_core_instruction(made.ptx or "")
         rows.append(
             dict(zip(keys, key))
-            | {"instruction": name, "count": count}
+            | {
+                "instruction": name,
+                "block-scaled": "yes" if "block_scale" in name else "no",
+                "products": count,
+            }
             | {column: (made.ptx or "").count(text) for column, text in COUNTED.items()}
             | {
-                "smem": made.smem,
-                "tmem": made.tmem,
+                "shared bytes": made.smem,
+                "TMEM columns": made.tmem,
                 "spills": made.spills,
                 "status": made.status,
                 "reason": device.first_line(made.reason) if made.reason else "",

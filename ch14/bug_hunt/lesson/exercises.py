@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
 
 from ch14 import bug_hunt
-from ch14.bug_hunt import environments
 from ch14.bug_hunt.lesson import experiments
 from tilelab.cells import lesson
 from tilelab.measure.check import check_exercise
-from tilelab.runtime import build, device
+from tilelab.runtime import device
 
 TARGET, BLOCK = "sm_100a", (128, 128, 64)  # of M, N, K
 
@@ -116,52 +114,63 @@ def check_same_bug(same_bug: Callable) -> None:
         assert not same_bug(*pair), "a build that succeeds does not show the bug"
 
 
-@functools.cache
-def _build_specialised() -> list[tuple[dict, str, str]]:
-    """Return (configuration, outcome, PTX) of builds of the second hunt with the installed Triton."""
-    builds = bug_hunt.Builds(bug_hunt.HUNTS["warp_specialize"], environments.installed_version(), "sm_90a")
-    configs = [
-        {"LOOP": loop, "LOADS": loads, "BLOCK_M": 64, "num_warps": warps}
-        for loop, loads, warps in (
-            ("over K", "device", 4),
-            ("over K", "device", 8),
-            ("over tiles flat", "host", 4),
-            ("over tiles", "device", 4),
-            ("over K", "pointers", 16),
-        )
-    ]
-    return [
-        (config, row["outcome"], build.build_one(builds.hunt.job(config, "sm_90a")).ptx)
-        for config, row in zip(configs, builds.ask(configs))
-    ]
+def _plant(axes: dict[str, range], shows: Callable[[dict], bool]) -> tuple[dict, dict, Callable]:
+    """Return axes, the configuration of their last values, and a function that makes a row of a planted bug.
+
+    A build that does not show the bug builds, or has another one where all values are the simplest.
+    """
+
+    def build_row(config: dict) -> dict:
+        other = all(value == 1 for value in config.values())
+        stage = "TritonGPUPipeline" if not other else "ptxas"
+        fails = {"outcome": "fails", "stage": stage, "message": f"op {sum(config.values())} has no uses"}
+        return config | (fails if other or shows(config) else {"outcome": "builds"})
+
+    return axes, {axis: values[-1] for axis, values in axes.items()}, build_row
 
 
-def check_specialised(specialised: Callable) -> None:
-    """Raise AssertionError unless `specialised(ptx, num_warps)` tells "real" from "ignored"."""
-    for config, outcome, ptx in _build_specialised():
-        if outcome != "fails":
-            answer = specialised(ptx, config["num_warps"])
-            assert answer == outcome, (
-                f"{bug_hunt.describe(config)}: it is {outcome}, and the answer is {answer}"
-            )
+def _list_searches() -> dict[str, tuple[dict, dict, Callable]]:
+    """Return what a search is tried on: the record of the loop, and three planted bugs."""
+    hunt = bug_hunt.HUNTS["loop"]
+    recorded = {tuple(row[axis] for axis in hunt.axes): row for row in experiments.load_record("loop").rows}
+    start = {"LOOP": "carry both guarded", "LOADS": "host", "BLOCK_K": 128, "num_stages": 4, "num_warps": 8}
+    return {
+        "the recorded loop": (hunt.axes, start, lambda config: recorded[tuple(config.values())]),
+        "x gets simpler only after y": _plant(
+            {"x": range(1, 5), "y": range(1, 5)}, lambda c: c["x"] == 4 or (c["y"] == 1 and c["x"] > 1)
+        ),
+        "2 and 5 fail, and 3 and 4 build": _plant(
+            {"x": range(1, 6), "y": range(1, 3)}, lambda c: c["x"] in (2, 5)
+        ),
+        "the simplest values have another bug": _plant({"x": range(1, 4), "y": range(1, 4)}, lambda c: True),
+    }
 
 
-def check_native(native: Callable) -> None:
-    """Raise AssertionError unless `native(triton, target, name, block_m)` is right for every recorded build."""
-    for row in experiments.load_record("matrix").rows:
-        if row["hunt"] == "dot_scaled":
-            version = tuple(map(int, row["triton"].split(".")))
-            answer = native(version, row["target"], row["FORMAT"], row["BLOCK_M"])
-            build_of = f"Triton {row['triton']}, {row['target']}, {row['FORMAT']}, {row['BLOCK_M']} rows"
-            assert answer == (row["outcome"] == "native"), f"{build_of}: {row['outcome']}"
+def check_smallest(smallest: Callable) -> None:
+    """Raise AssertionError unless `smallest(ask, axes, start)` returns a configuration that shows the bug of `start`,
+    and that no simpler value of a single axis does. It may ask for at most three builds per value of an axis."""
+    for name, (axes, start, build_row) in _list_searches().items():
+        _check_search(smallest, name, axes, start, build_row)
 
 
-CHECKS = {
-    "Exercise 1": check_doubled,
-    "Exercise 2": check_same_bug,
-    "Exercise 3": check_specialised,
-    "Exercise 4": check_native,
-}
+def _check_search(smallest: Callable, name: str, axes: dict, start: dict, build_row: Callable) -> None:
+    asked, limit = set(), 3 * sum(map(len, axes.values()))
+
+    def ask(config: dict) -> dict:
+        assert list(config) == list(axes), f"{name}: `ask` takes one value for each axis, not {config}"
+        asked.add(tuple(config.values()))
+        return build_row(config)
+
+    found, wanted = smallest(ask, dict(axes), dict(start)), bug_hunt.symptom(build_row(start))
+    assert found and bug_hunt.symptom(build_row(found)) == wanted, f"{name}: {found} does not show the bug"
+    for axis, values in axes.items():
+        for value in values[: values.index(found[axis])]:
+            shown = bug_hunt.symptom(build_row(found | {axis: value}))
+            assert shown != wanted, f"{name}: of {bug_hunt.describe(found)}, {axis} can still be {value}"
+    assert len(asked) <= limit, f"{name}: {len(asked)} different builds; {limit} are enough"
+
+
+CHECKS = {"Exercise 1": check_doubled, "Exercise 2": check_same_bug, "Exercise 3": check_smallest}
 
 
 def check(exercise: str, answer: Callable) -> None:

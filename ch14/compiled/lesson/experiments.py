@@ -136,29 +136,31 @@ def read_choices() -> results.Record:
     return results.load_record("ch14_compiled_choices", source())
 
 
-def list_products(cells: results.Record) -> list[dict]:
-    """Return the recorded product and MLP in every mode, with the time of the graph's copies and the winner."""
+def tabulate_products(cells: results.Record) -> results.Table:
+    """Return the table of the recorded product in every mode, with the time of the graph's copies and the winner."""
     rows = []
     for row in cells.rows:
-        if row["workload"] in ("matmul", "mlp") and row["status"] == "ok":
+        if row["workload"] == "matmul" and row["status"] == "ok":
             copies = sum(each["us"] for each in row["kernels"] if "multi_tensor_apply" in each["kernel"])
-            shown = {key: row.get(key) for key in "workload name compile_s ms peer_ms ratio spread".split()}
-            winner = "; ".join(dict.fromkeys(row.get("winner", [])))
-            rows.append({**shown, "copies, us": copies, "winner": winner})
-    return rows
+            shown = {"mode": row["name"], "ms": row["ms"], "× eager": row["ratio"], "±": row.get("spread")}
+            shown |= {"copies, µs": copies, "compile, s": row.get("compile_s")}
+            rows.append(
+                _round(shown) | {"fastest candidate": "; ".join(dict.fromkeys(row.get("winner", [])))}
+            )
+    return results.table(rows, f"a product of 4096³: {cells.label()}")
+
+
+def _round(row: dict) -> dict:
+    return {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}
 
 
 def describe_votes(choices: results.Record) -> str:
-    """Return a line per product: the best candidate of each kind as a multiple of the fastest one's time."""
-    best: dict = {}
+    """Return the time of the best candidate of each kind for the product, as a multiple of the fastest one's."""
+    best: dict[str, float] = {}
     for row in sorted((row for row in choices.rows if row["ms"]), key=lambda row: row["ms"]):
-        if row["name"] == "persistent-tma":
-            best.setdefault((row["workload"], str(row["operands"])), {}).setdefault(row["whose"], row["ms"])
-    return "\n".join(
-        f"{workload:6} {operands:31} "
-        + "; ".join(f"{whose} {ms / min(times.values()):.3f}" for whose, ms in times.items())
-        for (workload, operands), times in best.items()
-    )
+        if (row["name"], row["workload"]) == ("persistent-tma", "matmul"):
+            best.setdefault(row["whose"], row["ms"])
+    return "; ".join(f"{whose} {ms / min(best.values()):.2f}" for whose, ms in best.items())
 
 
 def describe_limit(cells: results.Record, roof) -> str:
@@ -168,24 +170,6 @@ def describe_limit(cells: results.Record, roof) -> str:
     eager_ms = next(row["ms"] for row in cells.rows if (row["workload"], row["name"]) == ("mlp", "eager"))
     factor = eager_ms / (eager_ms - saved)
     return f"fusing silu(g) * u saves at most {saved:.2f} of the MLP's {eager_ms:.2f} ms: {factor:.3f} ×"
-
-
-def judge_claim(cells: results.Record, choices: results.Record) -> str:
-    """Return the note's claims on a product beside the recorded ratios, and who offered the TMA template.
-
-    The note is about another GPU, so a verdict names the GPU that was measured, as in CLAIMS.md.
-    """
-    lines, gpu = [], cells.device["name"].removeprefix("NVIDIA ")
-    here = f"{'an' if gpu[0] in 'AH' else 'a'} {gpu}"
-    for name, said in {"default": 1.5, "max-autotune": 2.0}.items():
-        row = next(row for row in cells.rows if (row["workload"], row["name"]) == ("matmul", name))
-        spread = f" ± {row['spread']:.2f}" if row.get("spread") is not None else ""
-        lines.append(
-            f"4096³, {name}: the note says {said:.1f} × eager, measured {row['ratio']:.2f}{spread}: "
-            + (f"holds on {here}" if row["ratio"] >= said else f"not on {here}")
-        )
-    offered = sorted({row["name"] for row in choices.rows if row["whose"] == "Triton, persistent TMA"})
-    return "\n".join([*lines, f"a descriptor template was offered by: {', '.join(offered) or 'no mode'}"])
 
 
 # ---- the decoder block
@@ -206,29 +190,15 @@ def tabulate_traces(rows: list[dict]) -> results.Table:
     return results.table(shown, caption, ["variant", "breaks", "operators", "marked", "unmarked"])
 
 
-def describe_decoder(record: results.Record) -> str:
-    """Return a line per compiled variant and number of tokens: its ratio to eager, graph breaks and graphs."""
-    lines = []
-    for row in record.rows:
-        if row.get("status") != "ok":
-            lines.append(f"{row['tokens']:5} tokens, {row['name']}: {row.get('reason', 'not measured')}")
-        elif "graphs" in row:
-            spread = f" ± {row['spread']:.2f}" if row.get("spread") is not None else ""
-            lines.append(
-                f"{row['tokens']:5} tokens, {row['name']:13}: {row['ratio']:.2f}{spread} × eager under CUDA "
-                f"graphs, {row['call_ratio']:.2f} × called plainly; {row['breaks']} graph breaks"
-            )
-    counted = {row["name"]: row["graphs"] for row in record.rows if "graphs" in row}
-    calls = ", ".join(map(str, decoder_timing.CALLS))
-    predicted = list(decoder_timing.PREDICTED_GRAPHS["marked"])
-    seen = (
-        f"predicted {predicted}; seen {', '.join(f'{name} {numbers}' for name, numbers in counted.items())}"
-    )
-    return "\n".join([*lines, f"graphs after calls with {calls} tokens, marked: {seen}"])
-
-
 def tabulate_decoder(record: results.Record) -> results.Table:
-    """Return the table of the decoder block's times, with the kernels of a call by kind, and of its errors."""
-    columns = "tokens name ms ratio spread products_ms attention_ms other_ms launches call_ms call_ratio error".split()
-    rows = [{key: row.get(key) for key in columns} for row in record.rows]
-    return results.table(rows, f"a decoder block of Llama 3 8B: {record.label()}", columns)
+    """Return the table of the decoder block's speed, with the kernels of a call by kind, and of its errors."""
+    columns = {
+        "tokens": "tokens",
+        "name": "variant",
+        "ratio": "× eager",
+        "call_ratio": "× eager, plain calls",
+    }
+    columns |= {f"{kind}_ms": f"{kind}, ms" for kind in ("products", "attention", "other")}
+    columns |= {"launches": "launches", "error": "error"}
+    rows = [_round({title: row.get(key) for key, title in columns.items()}) for row in record.rows]
+    return results.table(rows, f"a decoder block of Llama 3 8B: {record.label()}", list(columns.values()))

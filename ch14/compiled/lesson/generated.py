@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import hashlib
+import json
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -124,9 +126,15 @@ def generate(
     request = {"text": "\n\n\n".join(texts), "name": names[0], "dtype": dtype, "wanted": wanted}
     request["shapes"] = [list(shape) for shape in shapes]
     request["options"] = {key.replace("__", "."): value for key, value in options.items()}
+    return _ask_worker(json.dumps(request))
+
+
+@functools.cache
+def _ask_worker(request: str) -> Program:
+    """Return the Program of a request in JSON. Two cells that want the same program wait for it once."""
     env = {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     with worker_pool.lease_worker(MODULE, WHAT, **env) as worker:
-        answer = worker.ask(request, LIMIT_S)
+        answer = worker.ask(json.loads(request), LIMIT_S)
     if "code" not in answer:
         raise ValueError(answer.get("reason", "the process died."))
     return Program(answer["code"], tuple(map(tuple, answer["candidates"])))

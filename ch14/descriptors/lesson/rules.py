@@ -219,6 +219,36 @@ def run_broken_rules():
         return list(pool.map(_run_rule, RULES))
 
 
+# What an outcome of `attempt` contains, and the same in a few words.
+IN_SHORT = {
+    "overwritten": "overwrites memory",
+    "are wrong": "wrong, no error",
+    "map descriptor": "driver refuses",
+    "CompilationError": "compiler refuses",
+    "illegal instruction": "illegal instruction",
+    "misaligned address": "misaligned address",
+    "no allocator": "launch fails",
+    "Error: ": "Triton refuses",
+}
+
+
+def tabulate_outcomes(rows: list[dict]) -> list[dict]:
+    """Return a table of who notices each broken rule: the checks, and past them what each way of launching does."""
+    table = []
+    for row in rows:
+        said = quote_checks(row["rule"])
+        checks = {
+            "the course": said["launcher"] and "refuses",
+            "TensorDescriptor": said["triton"] and "refuses",
+        }
+        past = {
+            way: next((short for mark, short in IN_SHORT.items() if mark in row[way]), row[way])
+            for way in WAYS
+        }
+        table.append({"broken rule": row["rule"], **checks, **past})
+    return table
+
+
 # ---- elements past the edge
 
 

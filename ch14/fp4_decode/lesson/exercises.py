@@ -12,15 +12,22 @@ import torch
 import triton
 import triton.language as tl
 
-from ch14.blockscaled.lesson.exercises import show
 from ch14.mx_formats import number_formats, packing
 from tilelab import emulator
 from tilelab.cells import lesson, triton_cell
 from tilelab.emulator import gluon as gluon_emulator
 from tilelab.measure.check import check_exercise
+from tilelab.records import results
 from tilelab.runtime import device
 
-__all__ = ["check", "check_lanes", "define_lanes", "make_packed_ladder", "make_token_ladder", "show"]
+__all__ = [
+    "check",
+    "check_lanes",
+    "define_lanes",
+    "make_packed_ladder",
+    "make_token_ladder",
+    "tabulate_emulated",
+]
 
 BF16 = torch.bfloat16
 CUBE = (4096, 4096, 4096)  # (M, N, K) that is timed
@@ -124,6 +131,24 @@ def make_token_ladder() -> lesson.Ladder:
         ),
         nbytes=WEIGHTS * WEIGHTS * 17 // 32,
     )
+
+
+def tabulate_emulated(record: results.Record) -> results.Table:
+    """Return a row per format: the module's function and a kernel that decodes in its loop, as speeds × cuBLAS bf16."""
+    found = {(row["format"], row["name"]): row for row in record.rows}
+    rows = []
+    for name in dict.fromkeys(row["format"] for row in record.rows):
+        whole, naive = found[name, "emulated"], found[name, "naive"]
+        rows.append(
+            {
+                "format": name,
+                "decode once, × cuBLAS bf16": whole["ratio"],
+                "±": whole["spread"],
+                "of its time, decoding": f"{found[name, 'decoding']['ms'] / whole['ms']:.0%}",
+                "decode in the loop, × cuBLAS bf16": naive.get("ratio", naive["status"]),
+            }
+        )
+    return results.table(rows, f"8192 × 8192 × 8192; {record.label()}")
 
 
 # ---- a kernel in Gluon

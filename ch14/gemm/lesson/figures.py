@@ -116,7 +116,7 @@ def describe_losses(records: dict[int, object]) -> str:
         speed = {(row["kind"], row["ingredient"]): row.get("ratio") for row in record.rows}
         if not (winner := speed["winner", ""]):
             return ""
-        column = {"winner, × torch.mm": winner}
+        column = {"3 stages alone, × torch.mm": speed["alone", "3 stages"], "winner, × torch.mm": winner}
         column |= {f"without {name}": speed[kind, name] / winner for kind, name in speed if kind == "last"}
         columns.append(column | {"one per SM, 6 stages": speed["winner, one per SM, 6 stages", ""] / winner})
     lines = [" " * 28 + "".join(f"{size:6}³" for size in records)]

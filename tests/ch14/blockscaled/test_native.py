@@ -264,7 +264,8 @@ def test_every_family_of_targets_gets_what_it_has(monkeypatch):
 
 
 @pytest.mark.compile
-def test_every_configuration_for_tensor_memory_fits_but_not_two_wide_accumulators():
+def test_configurations_for_tensor_memory_fit_but_not_two_wide_accumulators():
+    """All of one format, and the first of each other."""
     wide = {
         form: NativeConfig(
             128, 256, 1024 // number_formats.lookup(form).element.bits, 8, 3, epilogue_subtile=4, fused=True
@@ -275,7 +276,7 @@ def test_every_configuration_for_tensor_memory_fits_but_not_two_wide_accumulator
     jobs = [
         native.job(config, "sm_100a", form)
         for form in FORMS
-        for config in [wide[form], *configs(form, "sm_100a").values()]
+        for config in [wide[form], *configs(form, "sm_100a").values()][: None if form == "nvfp4" else 2]
     ]
     for report in build.build(jobs):
         form = report.job.name.split()[0]

@@ -180,6 +180,4 @@ def test_the_record_is_described():
         live=True,
         stale="",
     )
-    text = experiments.describe_decoder(record)
-    assert "2.00 ± 0.01 × eager" in text and "no such kernel" in text and "course fp8 [1, 1, 1]" in text
     assert "course fp8" in str(experiments.tabulate_decoder(record))

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from planted import rarely
 
 from ch14 import fp8_gemm
 from ch14.fp8_gemm import Fp8Config
@@ -64,13 +65,13 @@ def run(config: Fp8Config, shape, seeds, change=("", ""), activation=None):
     return error
 
 
-def in_pairs(names, configs, shapes):
-    """Try each configuration with one shape, and every shape; the other pairs belong to the tier `trouble`."""
+def in_pairs(names, configs, shapes, others=()):
+    """Try each configuration with one shape, and every shape; other pairs and configurations are for `trouble`."""
     return pytest.mark.parametrize(
         names,
         [
-            pytest.param(config, *shape, marks=[] if j == i % len(shapes) else pytest.mark.trouble)
-            for i, config in enumerate(configs)
+            (pytest.param if i < len(configs) and j == i % len(shapes) else rarely)(config, *shape)
+            for i, config in enumerate((*configs, *others))
             for j, shape in enumerate(shapes)
         ],
         ids=str,
@@ -81,13 +82,12 @@ def in_pairs(names, configs, shapes):
     "config, shape, activation",
     [
         Fp8Config(num_stages=4),
-        Fp8Config(num_stages=4, epilogue_warps=1),
-        Fp8Config(num_stages=4, epilogue_warps=2),
-        Fp8Config(num_stages=4, epilogue_warps=3),
         Fp8Config(3, 1, 3, 64, epilogue_warps=2),
         Fp8Config(1, 2, 5, 64, epilogue_warps=3),
+        Fp8Config(num_stages=4, epilogue_warps=2),
     ],
     [((200, 384, 256), None), ((70, 256, 640), "silu"), ((450, 256, 128), "gelu")],
+    [Fp8Config(num_stages=4, epilogue_warps=1), Fp8Config(num_stages=4, epilogue_warps=3)],
 )
 def test_it_is_right_in_every_order(config, shape, activation):
     assert run(config, shape, (0, 1, 2, 4), activation=activation) < 2**-7
@@ -96,18 +96,20 @@ def test_it_is_right_in_every_order(config, shape, activation):
 @in_pairs(
     "config, shape",
     [
-        Fp8Config(num_stages=4),
-        Fp8Config(3, 1, 3),
-        Fp8Config(1, 2, 5, 64),
-        Fp8Config(num_stages=4, epilogue_warps=2),
-        Fp8Config(1, 2, 5, 64, epilogue_warps=3),
+        Fp8Config(1, 1, 3, 160),
         Fp8Config(2, 2, 3, 96),
         Fp8Config(1, 2, 3, 112, epilogue_warps=2),
-        Fp8Config(1, 1, 3, 160),
-        Fp8Config(1, 2, 3, 96, cluster=2),
         Fp8Config(1, 2, 3, 64, cluster=4),
     ],
     [((70, 64, 256),), ((130, 192, 384),), ((70, 200, 256),), ((20, 2112, 128),)],
+    [
+        *(Fp8Config(num_stages=4), Fp8Config(num_stages=4, epilogue_warps=2), Fp8Config(3, 1, 3)),
+        *(
+            Fp8Config(1, 2, 5, 64),
+            Fp8Config(1, 2, 5, 64, epilogue_warps=3),
+            Fp8Config(1, 2, 3, 96, cluster=2),
+        ),
+    ],
 )
 def test_n_may_end_within_a_block(config, shape):
     assert run(config, shape, (0, 3)) < 2**-7
@@ -122,11 +124,11 @@ def test_a_last_tile_that_is_left_out_is_found():
     "change",
     [
         ("mbarrier_wait(memory.slot_empty + 8 * slot, phase ^ 1);", ""),
-        ("id += stride, slot_phase ^= 1) {", "id += stride) {"),
-        ("mbarrier_wait(memory.slot_full + 8 * slot, phase);", ""),
+        rarely(("id += stride, slot_phase ^= 1) {", "id += stride) {")),
+        rarely(("mbarrier_wait(memory.slot_full + 8 * slot, phase);", "")),
         ("        fence_proxy_async();\n        __syncwarp();", "        __syncwarp();"),
         ("if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows", ""),
-        ("work.row + slot * 16", "work.row + slot * 8"),
+        rarely(("work.row + slot * 16", "work.row + slot * 8")),
         ("bias, row, work.column, N);\n        mbarrier", "bias, row, 0, N);\n        mbarrier"),
     ],
 )

@@ -82,7 +82,7 @@ def test_without_a_gpu_figures_are_recorded_and_the_check_runs_in_the_emulator(r
 @pytest.mark.parametrize(
     "change, check",
     [
-        (("+ 1;", "+ 2;"), "the sums are wrong (in the emulator); this version was not timed"),
+        (("+ 1;", "+ 2;"), "wrong: the sums are wrong (in the emulator); this version was not timed"),
         (("+ 1;", "+ 1.0f;"), "ok in the emulator; this version was not timed"),
         (("", "-DWIDTH=2"), "ok in the emulator; this version was not timed"),
     ],

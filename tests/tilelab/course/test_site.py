@@ -126,10 +126,11 @@ def test_every_page_needs_nobody_and_every_link_within_the_site_leads_somewhere(
         assert not re.search(r"\$[^$\s][^$]*\$|\\\(|\\\[", prose), (
             f"{page} has a formula, which nothing here draws"
         )
-        assert text.count('rel="next"') == (
-            0 if page == pages[-1].name else 2
-        )  # at the top and at the bottom
-        assert text.count('rel="prev"') == (0 if page == "index.html" else 2)
+        assert text.count('rel="next"') == (page != pages[-1].name)
+        assert text.count('rel="prev"') == (page != "index.html")
+        sidebar = text[: text.index("<main")]
+        assert [*dict.fromkeys(re.findall(r'href="([\w.]+html)"', sidebar))] == list(texts), page
+        assert sidebar.count(f'href="{page}" aria-current="page"') == 1
 
 
 def test_a_view_takes_the_place_of_its_picture_and_folds_its_table(small_page):
@@ -332,7 +333,7 @@ def test_every_page_can_be_read(pages, browser, size, scheme):
 
 
 @pytest.mark.browser
-def test_the_table_of_contents_follows_the_reader(pages, browser):
+def test_the_sidebar_follows_the_reader_searches_and_chooses_a_theme(pages, browser):
     path = next(page for page in pages if page.stem == "08_ch14_gemm")
     with _opened(browser, WIDE) as (page, faults):
         page.goto(path.as_uri())
@@ -342,9 +343,34 @@ def test_the_table_of_contents_follows_the_reader(pages, browser):
         link.click()
         heading = page.locator("h2", has_text="What you predicted")
         page.wait_for_function(
-            "document.querySelector('.toc a[aria-current]')?.textContent === 'What you predicted'"
+            "document.querySelector('.toc [aria-current=location]')?.textContent === 'What you predicted'"
         )
         assert heading.bounding_box()["y"] < 100 and link.is_visible()
+
+        theme, colours = (
+            page.get_by_role("button", name="Theme"),
+            "getComputedStyle(document.body).backgroundColor",
+        )
+        view = "getComputedStyle(document.querySelector('.tiles-view')).backgroundColor"
+        shown = []
+        for _ in range(3):
+            theme.click()
+            shown.append((theme.inner_text(), page.evaluate(colours), page.evaluate(view)))
+        white, black = "rgb(255, 255, 255)", "rgb(21, 25, 30)"
+        assert shown == [
+            ("Theme: light", white, white),
+            ("Theme: dark", black, black),
+            ("Theme: system", white, white),
+        ]
+
+        search, found = page.get_by_role("searchbox"), page.locator(".found")
+        search.fill("zzz")
+        page.wait_for_function("document.querySelector('.found').innerText === 'No sections'")
+        search.fill("multicast cluster")
+        found.locator("a").first.click()
+        page.wait_for_url("**/04_ch10_tile_sharing.html#*")
+
+        page.goto(path.as_uri())
         page.set_viewport_size(NARROW)
         page.wait_for_function("!document.querySelector('.toc details').open")
         page.locator(".toc summary").click()

@@ -46,6 +46,7 @@ def folder(monkeypatch, tmp_path):
 @pytest.mark.parametrize("gpus, failed", [({}, 3), ({"0": 100.0}, 2)])
 def test_only_on_a_gpu_tests_that_time_run_alone(folder, monkeypatch, gpus, failed):
     monkeypatch.setattr(suite, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(suite, "count_processes", lambda _: 1)
     summary = suite.run(arguments=["-p", "xdist.plugin"])
     assert (summary["passed"], summary["failed"], summary["skipped"]) == (4 - failed, failed, 2)
     assert summary["skips"] == [("needs a GPU", 2)] and "test_it::test_b" in summary["failures"]

@@ -265,14 +265,11 @@ def test_random_kernels(tmp_path):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="this process compiles")
 def test_random_kernels_run_in_the_interpreter(tmp_path):
     path, out = tmp_path / "kernels.py", tmp_path / "out.pt"
     path.write_text(write(2)[0])
-    subprocess.run(
-        [sys.executable, __file__, path, out, "cpu", "2"],
-        check=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )
+    run(path, out, "cpu", 2)
     assert len(torch.load(out)) == 2
 
 

@@ -1,7 +1,9 @@
 """The view of PTX and SASS side by side, on a page without a server."""
 
+import contextlib
+
 import pytest
-from view_pages import SCREENSHOTS, longest_answer_ms
+from view_pages import SCREENSHOTS, longest_answer_ms, opened
 
 from ch14.gemm.lesson.sweep import GemmSpace
 from tilelab import views
@@ -40,38 +42,17 @@ TIME = """([a, b]) => { const begun = performance.now(); const rows = alignLines
     return [performance.now() - begun, rows.filter(row => row.same).length]; }"""
 
 
-def listing(sass, ptx=(), name="k", reason=""):
-    return {
-        "name": name,
-        "target": "sm_90a",
-        "ptx": list(ptx),
-        "sass": list(sass),
-        "notes": {},
-        "reason": reason,
-    }
+def listing(sass, ptx=(), reason=""):
+    return {"name": "k", "target": "sm_90a", "ptx": list(ptx), "sass": sass, "notes": {}, "reason": reason}
 
 
 @pytest.fixture
 def show(browser, tmp_path):
-    """Return a function that opens the view of two listings; an error on the page fails the test."""
-    contexts, errors = [], []
-
-    def show(left, right, width=1280):
-        path = tmp_path / "page.html"
-        path.write_text(
-            "<!doctype html><meta charset=utf-8><body style='margin:8px'>"
-            + views.make_page_part("code", {"left": left, "right": right})
+    """Return a function that opens the view of two listings."""
+    with contextlib.ExitStack() as stack:
+        yield lambda left, right: stack.enter_context(
+            opened(browser, tmp_path, views.View("code", {"left": left, "right": right}))
         )
-        contexts.append(browser.new_context(viewport={"width": width, "height": 720}))
-        page = contexts[-1].new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(path.as_uri())
-        return page
-
-    yield show
-    for context in contexts:
-        context.close()
-    assert not errors
 
 
 def test_differences_are_marked(show):
@@ -181,5 +162,5 @@ def test_two_configurations(show):
             page.keyboard.press("n")
         page.screenshot(path=SCREENSHOTS / f"code-{language}-{scheme}.png")
         assert page.locator(".tiles-code-current").count() == 2
-    narrow = show(*sides, width=390)
-    assert narrow.evaluate("document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

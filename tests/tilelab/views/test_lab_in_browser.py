@@ -12,9 +12,10 @@ import pathlib
 import re
 
 import pytest
+import view_pages
 from browsing import DEMO, SIZES, opened, served, served_demo
 from matplotlib import colormaps
-from view_pages import SCREENSHOTS
+from view_pages import COLOURS, SCREENSHOTS
 
 from ch14.attention.lesson import sweep as attention_sweep
 from ch14.gemm.lesson import sweep as gemm_sweep
@@ -77,17 +78,10 @@ CUT = """panel => ["scrollWidth", "scrollHeight"].map(side => document.documentE
     .filter(box => box.left < 0 || box.top < 0 || box.right > innerWidth + 1 || box.bottom > innerHeight + 1).length)"""
 
 # Text that its background swallows: WCAG 2.2 (1.4.3) asks for 3 : 1 where text is large, and nothing where disabled.
-PALE = """panel => {
-    const rgba = colour => { const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
-    const linear = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-    const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-    const behind = element => {
-        for (; element; element = element.parentElement) {
-            const colour = rgba(getComputedStyle(element).backgroundColor);
-            if (colour[3] > 0.5) return colour;
-        }
-        return [255, 255, 255];
-    };
+PALE = (
+    "panel => {"
+    + COLOURS
+    + """
     return [...panel.querySelectorAll("*")].flatMap(element => {
         const text = element.matches("input, select") ? element.value :
             [...element.childNodes].filter(n => n.nodeType === 3).map(n => n.data).join("");
@@ -98,6 +92,7 @@ PALE = """panel => {
         return ratio < 3 ? [`${text.trim().slice(0, 60)} (${element.localName}, ${ratio.toFixed(1)} : 1)`] : [];
     });
 }"""
+)
 
 
 LAB = (
@@ -318,29 +313,25 @@ def choices_are_kept(page, panel):
 
 
 @pytest.fixture(scope="module")
-def site_page(tmp_path_factory):
-    """A page as the site makes it, of recorded rows."""
+def data():
+    """Recorded rows, as a notebook stores them, one of which holds HTML."""
     shown = Panel(gemm_sweep.GemmSpace, preset="grid of 96", shape="4096³", target="sm_90a")
     data = json.loads(json.dumps(shown.stored_data()))
-    evil = {
-        "kernel": "<i>k</i>",
-        "status": "failed",
-        "reason": "<script>alert(1)</script>",
-        "word": "<b>failed</b>",
-    }
-    data["rows"][0] = evil
-    page = tmp_path_factory.mktemp("site") / "panel.html"
-    page.write_text(
-        "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
-        + views.make_page_part("panel", data)
+    reason = "<script>alert(1)</script>"
+    data["rows"][0] = {"kernel": "<i>k</i>", "status": "failed", "reason": reason, "word": "<b>failed</b>"}
+    return data
+
+
+@pytest.fixture
+def open_site(browser, tmp_path):
+    """Return a function that opens these rows, or others, as a page of the site."""
+    return lambda data, **options: view_pages.opened(
+        browser, tmp_path, views.View("panel", data), viewport=SIZES["720p"], **options
     )
-    return page.as_uri(), data
 
 
-def test_the_site_draws_recorded_rows_without_a_server(browser, site_page):
-    address, data = site_page
-    with opened(browser, "site-panel") as page:
-        page.goto(address)
+def test_the_site_draws_recorded_rows_without_a_server(open_site, data):
+    with open_site(data) as page:
         panel = page.locator(".tiles-panel")
         assert not panel.locator(".tiles-run, .tiles-listing, .tiles-menu").count(), (
             "nothing here asks Python"
@@ -358,15 +349,12 @@ def test_the_site_draws_recorded_rows_without_a_server(browser, site_page):
         page.set_viewport_size({"width": 390, "height": 800})
         keep(panel, "site", "390")
         assert page.evaluate("document.documentElement.scrollWidth") == 390, "the page scrolls sideways"
-    with opened(browser, "site-dark", color_scheme="dark") as page:
-        page.goto(address)
+    with open_site(data, scheme="dark") as page:
         assert not page.locator(".tiles-panel").evaluate(PALE)
 
 
-def test_keys_move_the_selection_and_pin_and_compare(browser, site_page):
-    address, data = site_page
-    with opened(browser, "site-keys") as page:
-        page.goto(address)
+def test_keys_move_the_selection_and_pin_and_compare(open_site, data):
+    with open_site(data) as page:
         panel, focus = page.locator(".tiles-panel"), page.locator(":focus")
         outside = page.evaluate(
             "() => { document.body.addEventListener('keydown', () => { window.heard = true; }); }"
@@ -419,10 +407,8 @@ def test_keys_move_the_selection_and_pin_and_compare(browser, site_page):
         assert page.evaluate("window.heard"), "the page behind does not hear of ctrl+B"
 
 
-def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
-    address, data = site_page
-    with opened(browser, "site-table") as page:
-        page.goto(address)
+def test_the_table_sorts_filters_and_follows_the_map(open_site, data):
+    with open_site(data) as page:
         panel = page.locator(".tiles-panel")
         explained = panel.locator(".tiles-detail").inner_text()
         best = data["rows"][data["state"]["best"]]["kernel"]
@@ -482,15 +468,8 @@ def test_the_table_sorts_filters_and_follows_the_map(browser, site_page):
         keep(panel, "site", "no-such-column")
 
 
-def test_a_long_label_of_the_roofline_is_not_cut(browser, tmp_path):
-    shown = Panel(attention_sweep.AttentionSpace, target="sm_90a")
-    page_file = tmp_path / "panel.html"
-    page_file.write_text(
-        "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
-        + views.make_page_part("panel", json.loads(json.dumps(shown.stored_data())))
-    )
-    with opened(browser, "site-roofline") as page:
-        page.goto(page_file.as_uri())
+def test_a_long_label_of_the_roofline_is_not_cut(open_site):
+    with open_site(Panel(attention_sweep.AttentionSpace, target="sm_90a").stored_data()) as page:
         for width in (390, 960, 1280):
             page.set_viewport_size({"width": width, "height": 800})
             keep(page.locator(".tiles-panel"), "site-roofline", str(width), page.locator(".tiles-roofline"))
@@ -503,15 +482,8 @@ def test_a_long_label_of_the_roofline_is_not_cut(browser, tmp_path):
             }"""), f"cut at {width} pixels"
 
 
-def test_a_comparison_names_what_waits(browser, tmp_path):
-    shown = Panel(gemm_sweep.GemmSpace, target=TARGET)
-    page_file = tmp_path / "panel.html"
-    page_file.write_text(
-        "<!doctype html><meta charset=utf-8><body>"
-        + views.make_page_part("panel", json.loads(json.dumps(shown.stored_data())))
-    )
-    with opened(browser, "site-waiting") as page:
-        page.goto(page_file.as_uri())
+def test_a_comparison_names_what_waits(open_site):
+    with open_site(Panel(gemm_sweep.GemmSpace, target=TARGET).stored_data()) as page:
         panel = page.locator(".tiles-panel")
         panel.locator(".tiles-cell.tiles-waiting").first.click()
         page.keyboard.press("p")
@@ -521,10 +493,8 @@ def test_a_comparison_names_what_waits(browser, tmp_path):
         assert first.split() == ["status", "waiting", "waiting"]
 
 
-def test_the_panel_exports_rows_picture_and_python(browser, site_page, tmp_path):
-    address, data = site_page
-    with opened(browser, "site-export", permissions=["clipboard-read", "clipboard-write"]) as page:
-        page.goto(address)
+def test_the_panel_exports_rows_picture_and_python(open_site, data):
+    with open_site(data, permissions=["clipboard-read", "clipboard-write"]) as page:
         panel = page.locator(".tiles-panel")
         found = {}
         for name in ("csv", "png"):
@@ -551,10 +521,8 @@ def test_the_panel_exports_rows_picture_and_python(browser, site_page, tmp_path)
         assert names["config"].name == best["kernel"]
 
 
-def test_map_and_still_picture_have_the_same_colors(browser, site_page):
-    address, data = site_page
-    with opened(browser, "site-colors") as page:
-        page.goto(address)
+def test_map_and_still_picture_have_the_same_colors(open_site, data):
+    with open_site(data) as page:
         panel = page.locator(".tiles-panel")
         for field in SHOWN_FIELDS:
             panel.get_by_label("shows").select_option(field)

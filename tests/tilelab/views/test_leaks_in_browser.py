@@ -8,7 +8,6 @@ import pytest
 from browsing import opened, served_demo
 
 pytestmark = pytest.mark.browser
-RELOADS = 1
 GONE_S = 60  # within which the kernel of a closed tab must be gone
 # A sweep whose builds never end and need no CPU.
 CELL = """import dataclasses, pathlib
@@ -59,6 +58,10 @@ def find_workers(kernel: int) -> list[int]:
     ]
 
 
+def is_there(process: int) -> bool:
+    return pathlib.Path(f"/proc/{process}").exists()
+
+
 def wait_until(condition, limit_s: float) -> float:
     """Return the seconds until the condition holds."""
     begun = time.monotonic()
@@ -68,52 +71,26 @@ def wait_until(condition, limit_s: float) -> float:
     return time.monotonic() - begun
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    """Return the address of a notebook that sweeps, and the process that serves it as `make demo` serves the panel."""
-    with served_demo(tmp_path_factory.mktemp("demo"), cell=CELL) as served:
-        yield served
-
-
-def memory_mib(process: int) -> float:
-    text = pathlib.Path(f"/proc/{process}/status").read_text()
-    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
-
-
-def test_reloads_leave_one_kernel(browser, demo):
-    address, server = demo
-    with opened(browser, "leaks") as page:
-        early = page.context.new_page()
-        early.goto(address, wait_until="commit")
+def test_no_kernel_and_no_sweep_outlives_its_page(browser, tmp_path):
+    with served_demo(tmp_path, CELL) as (address, server), opened(browser, "leaks") as first:
+        page = first.context.new_page()
+        page.goto(address, wait_until="commit")
         wait_until(lambda: find_kernels(server), GONE_S)
-        early.goto(
-            "about:blank"
-        )  # while it loads: it has not connected to its kernel, and cannot ask for its end
+        # While it loads: it is not connected, and cannot ask for the end of its kernel.
+        page.goto("about:blank")
         page.goto(address)
-        for _ in range(RELOADS):
-            page.get_by_text("ready").wait_for()
-            page.reload(wait_until="commit")
         page.get_by_text("ready").wait_for()
-        took_s = wait_until(lambda: len(find_kernels(server)) == 1, GONE_S)
-        print(
-            f"one kernel {took_s:.1f} s after the last page was there: {memory_mib(find_kernels(server)[0]):.0f} MiB"
-        )
-
-
-def test_a_sweep_ends_with_its_tab(browser, demo):
-    address, server = demo
-    with opened(browser, "leaks") as first:
-        for asks in False, True:  # a tab that crashed does not ask for the end of its kernel
-            page = first.context.new_page()
-            page.goto(address)
-            page.get_by_text("ready").wait_for()
-            kernel = max(find_kernels(server))
-            wait_until(lambda kernel=kernel: find_workers(kernel), GONE_S)
-            print(f"a kernel that sweeps takes {memory_mib(kernel):.0f} MiB")
-            if asks:
-                page.goto("about:blank")  # the page asks for the end of its kernel when it is left
-            page.close()
+        asked = max(find_kernels(server))
+        wait_until(lambda: find_workers(asked), GONE_S)
+        started = find_children(asked)
+        page.reload(wait_until="commit")  # asks for the end of its kernel
+        page.get_by_text("ready").wait_for()
+        took_s = wait_until(lambda: not any(map(is_there, started)), GONE_S)
+        print(f"the kernel and its sweep are gone {took_s:.1f} s after the page was there again")
+        kernel = max(find_kernels(server))
+        wait_until(lambda: find_workers(kernel), GONE_S)
         started = find_children(server.pid).keys() - {server.pid}
+        page.close()  # like a tab that crashed, it does not ask
         took_s = wait_until(lambda: not find_kernels(server), GONE_S)
-        print(f"the kernel is gone {took_s:.1f} s after its tab")
-        wait_until(lambda: not any(pathlib.Path(f"/proc/{process}").exists() for process in started), 5)
+        print(f"all kernels are gone {took_s:.1f} s after the last tab")
+        wait_until(lambda: not any(map(is_there, started)), 5)

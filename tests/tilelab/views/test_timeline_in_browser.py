@@ -3,12 +3,13 @@
 Screenshots stay in build/screenshots.
 """
 
+import contextlib
 import json
 import pathlib
 import re
 
 import pytest
-from view_pages import SCREENSHOTS
+from view_pages import opened, photograph
 
 from ch10.wgmma_gemm.lesson import timeline as recorder
 from tilelab import views
@@ -16,6 +17,8 @@ from tilelab.records import timeline
 
 pytestmark = pytest.mark.browser
 PERSISTENT = "128 × 256, persistent"
+# The view draws what has changed in the next frame.
+NEXT_FRAME = "new Promise(done => requestAnimationFrame(() => setTimeout(done)))"
 
 
 @pytest.fixture(scope="module")
@@ -25,42 +28,23 @@ def recordings():
 
 @pytest.fixture
 def open_page(browser, recordings, tmp_path):
-    """Return a function that opens the view; an error in the page, or a request for the network, fails the test."""
-    path, contexts, errors = tmp_path / "page.html", [], []
+    """Return a function that opens the view of some recordings."""
+    with contextlib.ExitStack() as stack:
 
-    def open_page(shown=("1 stage", "4 stages"), width=1280, height=800, **options):
-        data = {"recordings": recordings, "shown": list(shown)}
-        path.write_text(
-            "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
-            "content='width=device-width'><title>Timeline</title><body style='margin:8px'>"
-            + views.make_page_part("timeline", data),
-            encoding="utf-8",
-        )
-        contexts.append(browser.new_context(viewport={"width": width, "height": height}, **options))
-        page = contexts[-1].new_page()
-        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on(
-            "request",
-            lambda request: (
-                None
-                if request.url.startswith(("file:", "blob:"))
-                else errors.append(f"it asked for {request.url}")
-            ),
-        )
-        page.goto(path.as_uri())
-        page.wait_for_selector(".tiles-timeline .event")
-        return page
+        def open_page(*shown):
+            view = views.View(
+                "timeline", {"recordings": recordings, "shown": shown or ["1 stage", "4 stages"]}
+            )
+            page = stack.enter_context(opened(browser, tmp_path, view))
+            page.wait_for_selector(".tiles-timeline .event")
+            return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not errors
+        yield open_page
 
 
 def find_state(page):
     """The range that is shown, the cursor, and the row and event that are selected."""
-    page.wait_for_timeout(60)  # a frame
+    page.evaluate(NEXT_FRAME)
     found = page.evaluate("({...document.querySelector('.tiles-timeline').dataset})")
     return {"lane": found["lane"], **{key: int(found[key]) for key in ("begin", "end", "cursor", "event")}}
 
@@ -76,11 +60,12 @@ def press(page, *keys):
 
 
 def test_labels_of_the_time_never_touch(open_page):
+    page = open_page()
     for width in (1280, 700, 390):
-        page = open_page(width=width)
-        for keys in (["+"], ["+"], *[["ArrowRight"]] * 12):
+        page.set_viewport_size({"width": width, "height": 800})
+        for keys in (["0"], ["+"], ["+"], *[["ArrowRight"]] * 6):
             press(page, *keys)
-            page.wait_for_timeout(60)  # a frame
+            page.evaluate(NEXT_FRAME)
             boxes = page.locator("text.tick").evaluate_all("""texts => texts.map(text => text.getBoundingClientRect())
                 .map(box => [box.left, box.right]).sort((a, b) => a[0] - b[0])""")
             assert boxes
@@ -133,7 +118,7 @@ def test_the_wheel_zooms_after_a_click_and_a_drag_pans(open_page):
 
 
 def test_steps_go_from_event_to_event_and_say_what_it_is(open_page, recordings):
-    page = open_page([PERSISTENT, "1 stage"])
+    page = open_page(PERSISTENT, "1 stage")
     press(page, "Home")
     press(page, "n")
     state = find_state(page)
@@ -147,7 +132,7 @@ def test_steps_go_from_event_to_event_and_say_what_it_is(open_page, recordings):
     assert re.search(loads, sentence.inner_text())
     press(page, "p", "ArrowDown", "n", "n")
     assert find_state(page)["lane"] == "consumer 0" and "issued by consumer 0" in sentence.inner_text()
-    press(page, *["n"] * 200)  # far beyond the range that is shown, which follows
+    press(page, *["n"] * 60)  # far beyond the range that is shown, which follows
     state = find_state(page)
     assert state["begin"] <= state["cursor"] <= state["end"] and state["event"] > 50
     assert "Consumer 0" in sentence.inner_text()
@@ -158,7 +143,7 @@ def test_steps_go_from_event_to_event_and_say_what_it_is(open_page, recordings):
 def test_pointing_selects_an_event(open_page, recordings):
     events = next(each["events"] for each in recordings if each["name"] == "4 stages")
     store = next(event for event in events if event[timeline.KIND] == "store")
-    page = open_page(["4 stages"])
+    page = open_page("4 stages")
     press(page, "0")
     bar = page.locator(".plot .event.store").first.bounding_box()
     page.mouse.move(bar["x"] + bar["width"] / 2, bar["y"] + bar["height"] / 2)
@@ -168,7 +153,7 @@ def test_pointing_selects_an_event(open_page, recordings):
 
 @pytest.mark.parametrize("name", ["4 stages", PERSISTENT])
 def test_the_ring_shows_the_stages_and_phases_at_the_cursor(open_page, recordings, name):
-    page = open_page([name])
+    page = open_page(name)
     recording = next(each for each in recordings if each["name"] == name)
     press(page, "ArrowDown") if name == PERSISTENT else None
     seen = set()
@@ -255,14 +240,13 @@ def test_one_tab_stop_for_each_part_and_keys_stay_in_the_view(open_page):
     "shown", [("1 stage", "4 stages"), ("producer, 4 stages", PERSISTENT)], ids=["ring", "roles"]
 )
 def test_it_fits_the_page(open_page, shown):
-    page = open_page(shown)
+    page = open_page(*shown)
     press(page, "n")
     for width, scheme in ((1920, "dark"), (1280, "light"), (390, "dark")):
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size({"width": width, "height": 800})
-        page.wait_for_timeout(60)
-        name = f"timeline_{shown[0].replace(' ', '_')}_{width}_{scheme}.png"
-        page.screenshot(path=SCREENSHOTS / name, full_page=True)
+        page.evaluate(NEXT_FRAME)
+        photograph(page, f"timeline_{shown[0].replace(' ', '_')}_{width}_{scheme}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         smallest = page.evaluate("""Math.min(...[...document.querySelectorAll('.tiles-timeline *')]
             .filter(e => [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) && e.checkVisibility())

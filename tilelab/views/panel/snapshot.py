@@ -10,11 +10,28 @@ from tilelab.pictures import plots
 from tilelab.records import results
 from tilelab.runtime import device
 from tilelab.views.panel import rows as panel_rows
-from tilelab.views.panel.rows import RATES, SHOWN_FIELDS, TIMES, TOP, Choice, get_value
+from tilelab.views.panel.rows import SHOWN_FIELDS, TOP, Choice, get_value
 from tilelab.views.panel.sentences import describe_winner
 
 FORMATS = {"ratio": "{:.2f}", "ms": "{:#.3g}", "predicted_ms": "{:#.3g}"}
-COLUMNS = ("kernel", "ratio", "ms", "tflops", "gbps", "predicted_ms", "registers", "smem", "programs_per_sm")
+# The columns of the table and their headings.
+COLUMNS = {
+    "kernel": "configuration",
+    "ratio": "× {peer}",
+    "ms": "ms",
+    "gbps": "GB/s",
+    "predicted_ms": "predicted, ms",
+    "registers": "registers",
+    "smem": "shared memory, KiB",
+}
+# What a grey cell of the heat map says.
+MARKS = {
+    "regs": "too many registers",
+    "smem": "too much shared memory",
+    "tmem": "too much tensor memory",
+    "failed": "it failed",
+    "wrong": "its result is wrong",
+}
 NARROW_COLUMNS = 10  # from here on a cell is too narrow for a word such as "failed"
 
 
@@ -35,10 +52,13 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
     ]
     columns, lines = choice.axes[x]["labels"], choice.axes[y]["labels"]
     narrow = len(columns) >= NARROW_COLUMNS
-    abbreviated = narrow and any(row["status"] != "ok" for row in drawn)
+    refused = {panel_rows.short_status(row) for row in drawn if row["status"] != "ok"}
     label = SHOWN_FIELDS[field][0].format(choice.space.peer)
     finding = [*describe_winner(rows, choice.space.peer), label][0]
-    marks = "; first letters stand for regs, smem, tmem, failed and wrong" if abbreviated else ""
+    meanings = [
+        f"{word[0] if narrow else word} = {meaning}" for word, meaning in MARKS.items() if word in refused
+    ]
+    marks = f"; grey: {', '.join(meanings)}" if meanings else ""
     style = FORMATS.get(field, "{:.3g}")
     words = {
         "title": f"{choice.name}: {finding}",
@@ -94,11 +114,16 @@ def make_table(choice: Choice, rows: list[dict]) -> results.Table:
     if any(row.get("ratio") for row in top):
         order = f"the fastest, ranked by the ratio of timings paired with {choice.space.peer}'s"
     order += ", those timed again before the rest" if any("final_ms" in row for row in top) else ""
-    columns = [name for name in COLUMNS if any(row.get(name) is not None for row in top)]
+    headings = {
+        name: heading.format(peer=choice.space.peer)
+        for name, heading in COLUMNS.items()
+        if any(row.get(name) is not None for row in top)
+    }
     shown = [
-        {name: get_value(row, name) if name in TIMES + RATES else row.get(name) for name in columns}
+        {
+            heading: row[name] if name == "kernel" else get_value(row, name)
+            for name, heading in headings.items()
+        }
         for row in top
     ]
-    return results.table(
-        shown, f"{choice.name}: {order}, {_describe_origin(choice, rows)} ({counts})", columns
-    )
+    return results.table(shown, f"{choice.name}: {order}, {_describe_origin(choice, rows)} ({counts})")

@@ -4,6 +4,7 @@ import re
 
 import planted
 import pytest
+from planted import rarely
 
 from ch07.bulk_copy.lesson import exercises
 from tilelab import ROOT, emulator
@@ -19,25 +20,8 @@ def answer(kernel, *changes):
 
 
 @pytest.mark.parametrize(
-    "kernel, check",
-    [
-        ("mended_ring", exercises.check_ring),
-        ("my_ring", exercises.check_rings),
-        ("scale_tile", exercises.check_scale),
-    ],
-)
-def test_the_solutions_pass(kernel, check):
-    check(answer(kernel))
-
-
-@pytest.mark.parametrize(
     "change",
-    [
-        ("use / 2 % 2", "0"),
-        ("bulk_wait_read<0>();", ""),
-        ("load(1);", ""),
-        ("&full[use % 2]), BYTES)", "&full[use % 2]), BYTES / 2)"),
-    ],
+    [("use / 2 % 2", "0"), ("load(1);", ""), ("&full[use % 2]), BYTES)", "&full[use % 2]), BYTES / 2)")],
 )
 def test_a_wrong_ring_fails(change):
     with pytest.raises(AssertionError, match="with . blocks?, "):
@@ -111,29 +95,22 @@ def test_a_ring_that_is_no_ring_or_writes_elsewhere_fails(changes, fault):
         exercises.check_rings(answer("my_ring", *changes))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_another_right_ring_passes():
+    changes = (
         # the stage before is refilled, as in ring_copy
-        [
-            (
-                REFILL,
-                "        if (STAGES == 1) bulk_wait_read<0>(), load(use + 1);\n"
-                "        else if (use > 0) bulk_wait_read<1>(), load(use - 1 + STAGES);",
-            ),
-            ("    }\n}", "    }\n    bulk_wait_read<0>();\n}"),
-        ],
+        (
+            REFILL,
+            "        if (STAGES == 1) bulk_wait_read<0>(), load(use + 1);\n"
+            "        else if (use > 0) bulk_wait_read<1>(), load(use - 1 + STAGES);",
+        ),
+        ("    }\n}", "    }\n    bulk_wait_read<0>();\n}"),
         # a tile comes and goes in halves
-        [
-            (
-                "bulk_load(shared_address(buffer + use % STAGES * BYTES), x + u64(tile) * BYTES, BYTES, barrier);",
-                "for (u32 half = 0; half < BYTES; half += BYTES / 2) bulk_load(shared_address(buffer + use % STAGES * "
-                "BYTES) + half, x + u64(tile) * BYTES + half, BYTES / 2, barrier);",
-            )
-        ],
-    ],
-)
-def test_another_right_ring_passes(changes):
+        (
+            "bulk_load(shared_address(buffer + use % STAGES * BYTES), x + u64(tile) * BYTES, BYTES, barrier);",
+            "for (u32 half = 0; half < BYTES; half += BYTES / 2) bulk_load(shared_address(buffer + use % STAGES * "
+            "BYTES) + half, x + u64(tile) * BYTES + half, BYTES / 2, barrier);",
+        ),
+    )
     exercises.check_rings(answer("my_ring", *changes))
 
 
@@ -158,7 +135,6 @@ def test_the_first_exercise_asks_for_a_fault(capsys):
 @pytest.mark.parametrize(
     "change",
     [
-        ("fence_proxy_async();", ""),
         # a fence acts for the thread that executes it, and the barrier comes after it
         ("    fence_proxy_async();", "    if (threadIdx.x == 0) fence_proxy_async();"),
         (
@@ -166,9 +142,14 @@ def test_the_first_exercise_asks_for_a_fault(capsys):
             "__syncthreads();\n    if (threadIdx.x == 0) fence_proxy_async();\n",
         ),
         ("blockIdx.x * 256, shared", "0, shared"),
-        ("*= a", "= a * tile[threadIdx.x] + 1e-6f"),
+        rarely(("*= a", "= a * tile[threadIdx.x] + 1e-6f")),
         ("*= a", "= fabsf(a) * tile[threadIdx.x]"),
-        ("    tile[threadIdx.x] *= a;", "    tile[threadIdx.x] = out[blockIdx.x * 256 + threadIdx.x] = 0;"),
+        rarely(
+            (
+                "    tile[threadIdx.x] *= a;",
+                "    tile[threadIdx.x] = out[blockIdx.x * 256 + threadIdx.x] = 0;",
+            )
+        ),
         (
             "    tile[threadIdx.x] *= a;",
             "    tile[threadIdx.x] = ((float*)x)[blockIdx.x * 256 + threadIdx.x] = 0;",
@@ -182,11 +163,3 @@ def test_the_first_exercise_asks_for_a_fault(capsys):
 def test_a_wrong_scale_fails(change):
     with pytest.raises(AssertionError):
         exercises.check_scale(answer("scale_tile", change))
-
-
-def test_what_is_not_written_is_not_solved(capsys):
-    kernels = cuda_magic.notebook_kernels(NOTEBOOKS / "01_ch07_bulk_copy.ipynb")
-    exercises.check("Exercise 4", kernels["my_ring"])
-    exercises.check("Exercise 2", kernels["broken_ring"])
-    said = capsys.readouterr().out
-    assert "Exercise 4: not solved yet." in said and "Exercise 2: not yet right" in said

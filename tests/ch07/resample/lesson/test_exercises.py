@@ -43,11 +43,6 @@ def test_a_wrong_version_fails(name, change):
     assert exercises.check_version(prepare(name, change))
 
 
-@pytest.mark.parametrize("name", exercises.VERSIONS)
-def test_the_versions_are_right(name):
-    assert exercises.check_version(prepare(name)) == ""
-
-
 def test_the_load_of_the_note_without_an_mbarrier_does_not_assemble():
     source = """extern "C" __global__ void load(const void* map, int x, int y) {
         __shared__ __align__(128) float tile[1024];
@@ -65,14 +60,6 @@ def check_ballot(change=("", "")):
 
 def check_search(change=("", "")):
     exercises.CHECKS["Exercise 2"](answer("mended_search", change)["mended_search"])
-
-
-def test_the_solutions_pass():
-    check_ballot()
-    check_search()
-    exercises.check_search(answer("my_search")["my_search"])
-    exercises.check_blend(answer("my_blend")["my_blend"])
-    exercises.check_whole(answer("my_resample")["my_resample"])
 
 
 @pytest.mark.parametrize(
@@ -228,17 +215,3 @@ def test_a_test_must_catch_every_error_and_no_right_kernel():
         exercises.check_test(
             lambda kernel: kernel in (published_kernel.stride_features, published_kernel.drop_last_batches)
         )
-
-
-def test_the_stubs_are_not_solved(capsys):
-    exercises.check("Exercise 1", KERNELS["places"], KERNELS["padded_ballot"])
-    exercises.check("Exercise 2", KERNELS["broken_search"])
-    exercises.check("Exercise 3", KERNELS["my_search"])
-    exercises.check("Exercise 4", KERNELS["my_blend"])
-    exercises.check("Exercise 6", KERNELS["my_resample"])
-    said = capsys.readouterr().out
-    assert (
-        "Exercise 1: not yet right (one step takes 32 wavefronts)" in said
-        and "Exercise 2: not yet right" in said
-    )
-    assert all(f"Exercise {number}: not solved yet." in said for number in (3, 4, 6))

@@ -20,18 +20,6 @@ def answer(kernel, *changes):
 
 
 @pytest.mark.parametrize(
-    "kernel, check",
-    [
-        ("copy_floats", exercises.check_floats),
-        ("reverse_tiles", exercises.check_reversed),
-        ("interleave", exercises.check_interleaved),
-    ],
-)
-def test_the_solutions_pass(kernel, check):
-    check(answer(kernel))
-
-
-@pytest.mark.parametrize(
     "check, kernel, change",
     [
         (
@@ -127,15 +115,6 @@ def test_the_warm_up_wants_multiples_of_16_that_are_large_enough():
         exercises.check_smallest_tile(
             lambda gbps, _, size: {100: 64 * size, 50: 240, 32: 384, 90: 144}.get(gbps)
         )
-
-
-def test_what_is_not_solved_is_called_so(capsys):
-    exercises.check("Exercise 2", KERNELS["by_engine"], SIZES | {16: ...})
-    exercises.check("Exercise 3", KERNELS["copy_floats"])
-    exercises.check("Exercise 4", KERNELS["reverse_tiles"])
-    said = capsys.readouterr().out
-    assert "Exercise 2: not solved yet." in said and "Exercise 3: not yet right" in said
-    assert "Exercise 4: not solved yet." in said
 
 
 def test_every_call_of_the_first_copy_is_needed():

@@ -49,22 +49,6 @@ def run_check(kernel, launches, **options):
 
 
 @pytest.mark.parametrize(
-    "kernel",
-    [
-        "tile_copy",
-        "tile_ring",
-        "plain_stencil",
-        "fill_stencil",
-        "padded_transpose",
-        "tile_transpose",
-        "swizzled_transpose",
-    ],
-)
-def test_the_versions_pass(kernel, launches):
-    assert run_check(KERNELS[kernel], launches) == ""
-
-
-@pytest.mark.parametrize(
     "kernel, constants, options",
     [
         ("tile_copy", {"ROWS": 32, "COLUMNS": 32}, {"box": (32, 32)}),
@@ -94,19 +78,6 @@ def test_the_other_constants_pass(kernel, constants, options, launches):
 )
 def test_a_wrong_version_fails(kernel, change, options, launches):
     assert run_check(changed(kernel, change), launches, **options)
-
-
-@pytest.mark.parametrize(
-    "exercise, kernel",
-    [
-        ("Exercise 2", "mended_stencil"),
-        ("Exercise 3", "wide_stencil"),
-        ("Exercise 4", "narrow_transpose"),
-        ("Exercise 5", "my_transpose"),
-    ],
-)
-def test_the_solutions_pass(exercise, kernel):
-    exercises.CHECKS[exercise](SOLUTIONS[kernel])
 
 
 WIDE_END = "out[(long long)row * stride + column] = 0.25f * sum;"
@@ -158,17 +129,3 @@ WIDE_END = "out[(long long)row * stride + column] = 0.25f * sum;"
 def test_a_wrong_answer_fails(exercise, kernel, change):
     with pytest.raises(AssertionError):
         exercises.CHECKS[exercise](changed(kernel, change, among=SOLUTIONS))
-
-
-def test_what_is_not_written_is_not_solved(capsys):
-    for exercise, kernel in (
-        ("Exercise 2", "broken_stencil"),
-        ("Exercise 3", "wide_stencil"),
-        ("Exercise 4", "narrow_transpose"),
-        ("Exercise 5", "my_transpose"),
-    ):
-        exercises.check(exercise, KERNELS[kernel])
-    said = capsys.readouterr().out
-    assert "Exercise 2: not yet right" in said and "bytes that were not announced" in said
-    for number in (3, 4, 5):
-        assert f"Exercise {number}: not solved yet." in said

@@ -41,11 +41,6 @@ def run_check(kernel, launch=None, **options):
     return exercises.check_sum(exercises.by_share(kernel, share))
 
 
-@pytest.mark.parametrize("kernel", ["nearest", "nearest_multicast", "add_each", "add_partial"])
-def test_the_versions_pass(kernel):
-    assert run_check(KERNELS[kernel]) == ""
-
-
 @pytest.mark.parametrize(
     "kernel, constants, options",
     [("nearest_multicast", {"CLUSTER": 4}, {"cluster": 4}), ("add_partial", {"SHARE": 4}, {"share": 4})],
@@ -71,10 +66,6 @@ def test_a_wrong_version_fails(kernel, change):
 
 def test_a_fill_of_zero_would_be_a_row_of_the_table():
     assert run_check(KERNELS["nearest"], find_launch(('"nan"', '"zero"')))
-
-
-def test_the_solution_passes():
-    exercises.check_scores(SOLUTIONS["score_rows"])
 
 
 # A wrong multicast is a race as well, which the emulator may name before the wrong score is known.
@@ -214,15 +205,17 @@ def test_scores_run_nowhere_without_the_emulator(monkeypatch):
         exercises.check_scores(SOLUTIONS["score_rows"])
 
 
-def test_the_kernel_around_the_multicast_is_the_same_in_the_solution():
-    given, solved = (kernels["score_rows"].source.splitlines() for kernels in (KERNELS, SOLUTIONS))
-    kept = [line for line in given if "// your " not in line]
-    rest = iter(solved)
-    assert len(given) - len(kept) == 4 and all(line in rest for line in kept)
-    assert len(solved) <= 50 and 6 <= len(solved) - len(kept) <= 12
+def test_the_lesson_gives_the_signature_of_the_solution():
+    given, solved = (kernels["score_rows"].source for kernels in (KERNELS, SOLUTIONS))
+    begin = solved.index('extern "C"')
+    signature = solved[begin : solved.index("{", begin) + 1]
+    assert (
+        given.partition('extern "C"')[2] == signature.partition('extern "C"')[2] + "\n    // your kernel\n}"
+    )
+    assert len(solved.splitlines()) <= 50
     assert SOLUTIONS["score_rows"].sass("UTMALDG.*MULTICAST") and SOLUTIONS["score_rows"].sass("UCGABAR_WAIT")
 
 
-def test_what_is_not_written_is_not_solved(capsys):
-    exercises.check("Exercise 2", KERNELS["score_rows"])
-    assert "Exercise 2: not solved yet." in capsys.readouterr().out
+def test_a_block_that_announces_only_its_own_share_reads_too_early():
+    own_share = changed("nearest_multicast", ("expect_tx(barrier, BYTES)", "expect_tx(barrier, SHARE)"))
+    assert re.search("were not announced|may still be landing", run_check(own_share))

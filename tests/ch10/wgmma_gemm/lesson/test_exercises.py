@@ -20,18 +20,6 @@ def answer(kernel, *changes):
     return cells.change_kernel(SOLUTIONS[kernel], *changes)
 
 
-@pytest.mark.parametrize(
-    "kernel, check",
-    [
-        ("counted", exercises.check_counts),
-        ("mended_release", exercises.check_consumer),
-        ("my_gemm", exercises.check_whole),
-    ],
-)
-def test_the_solutions_pass(kernel, check):
-    check(answer(kernel))
-
-
 @pytest.mark.parametrize("full, empty", [(1, 256), (3, 256), (2, 8), (2, 128), (2, 384)])
 def test_wrong_counts_fail(full, empty):
     with pytest.raises(AssertionError, match="mbarrier"):
@@ -96,16 +84,6 @@ def test_the_producer_must_run_ahead(ahead):
     source = answer("my_gemm", (RELEASE, f"{RELEASE}\n            {wait}"))
     with pytest.raises(AssertionError, match=f"has asked for {2 * ahead} of 8 stages"):
         exercises.check_whole(source)
-
-
-def test_what_is_not_solved_says_so(capsys):
-    for number, name in enumerate(("counted", "early_release", "my_gemm"), 1):
-        exercises.check(f"Exercise {number}", LESSON[name])
-    said = capsys.readouterr().out.splitlines()
-    assert [line[:22] for line in said] == [
-        *(f"Exercise {number}: not yet ri" for number in (1, 2)),
-        "Exercise 3: not solved",
-    ]
 
 
 # ---- the lesson itself

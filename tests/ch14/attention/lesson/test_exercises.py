@@ -23,12 +23,6 @@ def prepare(kernel):
     return lambda q, k, v, out, causal=False: LAUNCH(kernel, q, k, v, out, causal, block_m=64, block_n=64)
 
 
-def test_the_solutions_pass():
-    for name in ("mended_attention", "my_attention"):
-        exercises.check_kernel(prepare(define(SOLUTIONS, name)))
-    exercises.check_merge(define(SOLUTIONS, "my_merge"))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -77,14 +71,6 @@ def test_a_wrong_kernel_fails(change):
 def test_a_wrong_merge_fails(change):
     with pytest.raises(AssertionError, match="relative error"):
         exercises.check_merge(define(SOLUTIONS, "my_merge", change))
-
-
-def test_what_is_not_written_is_not_solved(capsys):
-    exercises.check("Exercise 2", prepare(define(exercises.NOTEBOOK, "broken_attention")))
-    exercises.check("Exercise 3", define(exercises.NOTEBOOK, "my_merge"))
-    exercises.check("Exercise 4", prepare(define(exercises.NOTEBOOK, "my_attention")))
-    said = capsys.readouterr().out
-    assert said.count("not solved yet.") == 2 and "Exercise 2: not yet right (scores" in said
 
 
 def test_low_start_of_the_maximum():

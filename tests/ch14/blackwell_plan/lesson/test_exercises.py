@@ -40,7 +40,7 @@ def test_what_the_compiler_makes_of_each_version():
     for (name, _), row in rows.items():
         assert row["status"] == "ok" and "block_scale" in row["instruction"], row
         assert bool(row["scales copied"]) == (name != "rows")
-        assert row["tmem"] == (512 if name == "loop" else 256)
+        assert row["TMEM columns"] == (512 if name == "loop" else 256)
 
 
 def test_two_wide_accumulators_do_not_fit():
@@ -56,21 +56,6 @@ def test_two_wide_accumulators_do_not_fit():
 def test_pictures_say_what_they_show():
     rows = [{"test": "test 1", "plan": "greedy", "hidden us": 0.8, "latency us": 1.0}]
     assert figures.draw_in_flight(rows).description
-
-
-def test_the_solutions_pass():
-    names = {"smem_planner": smem_planner, "Blackwell": smem_planner.Blackwell}
-    exercises.check_two_accumulators(prepare(SOLUTIONS, "loop"), {"block_n": 128, "stages": 4})
-    exercises.check_load(*define(SOLUTIONS, "mended_scales"))
-    exercises.check_load(*define(VERSIONS, "load_scales"))
-    exercises.check_store(*define(SOLUTIONS, "my_store"))
-    exercises.check_gemm(*define(SOLUTIONS, "my_gemm"))
-    for name, check in (
-        ("widest_with", exercises.check_widest),
-        ("scale_columns", exercises.check_scale_columns),
-    ):
-        code = "\n\n\n".join(triton_cell.collect(SOLUTIONS, name))
-        check(lesson.define(code, names)[name])
 
 
 @pytest.mark.parametrize(
@@ -161,9 +146,3 @@ def test_a_wrong_plan_fails():
             lambda n, k, group, instruction_k: 4 * (1 + n // 128) * (k // instruction_k)
         )
     assert "not" in exercises.check_plan(lambda n, ctas, k, bits, group, c_bytes: (5, 4))
-
-
-def test_a_stub_is_not_solved(capsys):
-    exercises.check("Exercise 3", *define(VERSIONS, "my_store"))
-    exercises.check("Exercise 6", *define(VERSIONS, "my_gemm"))
-    assert capsys.readouterr().out.count("not solved yet") == 2

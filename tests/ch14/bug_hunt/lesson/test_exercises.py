@@ -9,7 +9,7 @@ from tilelab.cells import triton_cell
 
 pytestmark = pytest.mark.compile
 NOTEBOOKS = ROOT / "notebooks"
-NAMES = dict(zip(exercises.CHECKS, ("doubled_loop", "same_bug", "specialised", "native")))
+NAMES = dict(zip(exercises.CHECKS, ("doubled_loop", "same_bug", "smallest")))
 CONFIG = {"LOADS": "device", "BLOCK_K": 64, "num_stages": 4, "num_warps": 8}
 
 
@@ -21,11 +21,6 @@ def define(name, change=("", ""), folder="solutions"):
     )
     assert change[0] in text
     return triton_cell.define(text.replace(*change))[name]
-
-
-@pytest.mark.parametrize("exercise", exercises.CHECKS)
-def test_the_solutions_pass(exercise):
-    exercises.CHECKS[exercise](define(NAMES[exercise]))
 
 
 @pytest.mark.parametrize(
@@ -40,9 +35,17 @@ def test_the_solutions_pass(exercise):
         ("Exercise 2", ('row["outcome"], ', "")),
         ("Exercise 1", ("range(0, K, BLOCK_K)", "tl.range(0, K, BLOCK_K, num_stages=1)")),
         ("Exercise 1", ("range(0, K, BLOCK_K)", "tl.range(0, K, BLOCK_K, num_stages=2)")),
-        ("Exercise 3", ("> 32", ">= 32")),
-        ("Exercise 4", ("(3, 8)", "(3, 7)")),
-        ("Exercise 4", ("block_m == 128 or ", "block_m == 64 or ")),
+        ("Exercise 3", ("while config != before:", "for _ in range(1):")),
+        ("Exercise 3", ("same_bug(first, ask(simpler))", 'ask(simpler)["outcome"] == "fails"')),
+        (
+            "Exercise 3",
+            (
+                "values[: values.index(config[axis])]",
+                "values[max(0, values.index(config[axis]) - 1) : values.index(config[axis])]",
+            ),
+        ),
+        ("Exercise 3", ("values[: values.index(config[axis])]", "values[:1]")),
+        ("Exercise 3", ("first, config, before = ask(start), start, None", "return start")),
     ],
 )
 def test_a_wrong_answer_fails(exercise, change):

@@ -77,13 +77,6 @@ def test_a_wrong_cuda_version_fails(change):
 # ---- the exercises
 
 
-def test_the_solutions_pass():
-    exercises.check_recompilations(*define(SOLUTIONS, "step", "run"))
-    exercises.check_operator(*define(SOLUTIONS, "make_operator"))
-    exercises.check_fake(*define(SOLUTIONS, "sum_of_rows", "fake_sum_of_rows"))
-    exercises.check_norm(*define(SOLUTIONS, "make_norm"))
-
-
 def test_a_norm_whose_result_is_like_a_contiguous_x_passes():
     """`empty_like` keeps a stride of x where the size is 1, and such a stride moves nothing."""
     change = (
@@ -185,6 +178,7 @@ LAUNCH = "norm_kernel[(x.shape[0],)](x.contiguous(), weight.contiguous(), out, x
         # the result
         ((" / columns", ""), "the error is"),
         (("x.contiguous()", "x"), "transposed the error is"),
+        (("weight.contiguous()", "weight"), "the error is"),
         (
             ("x.contiguous()", "(x if x.stride(1) == 1 else x.contiguous())"),
             "cut from wider rows the error is",
@@ -233,14 +227,6 @@ def test_a_norm_that_names_what_it_does_not_change_fails():
     (make,) = define(SOLUTIONS, "make_norm", change=("mutates_args=()", 'mutates_args=("x",)'))
     with pytest.raises(RuntimeError, match="non-functional"):
         exercises.check_norm(make)
-
-
-@pytest.mark.parametrize(
-    "check, name", [(exercises.check_operator, "make_operator"), (exercises.check_norm, "make_norm")]
-)
-def test_a_stub_is_not_solved_yet(check, name):
-    with pytest.raises(NotImplementedError):
-        check(*define(VERSIONS, name))
 
 
 # ---- what becomes of a gradient

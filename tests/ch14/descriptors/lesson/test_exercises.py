@@ -14,17 +14,6 @@ IMPORTS = (
     "import functools\nimport torch\nimport triton\nimport triton.language as tl\n"
     "from triton.tools.tensor_descriptor import TensorDescriptor\nSMS = 4\n"
 )
-VERSIONS = {
-    exercises.check_copy: (
-        "copy_pointers:prepare_pointers",
-        "copy_host:prepare_host",
-        "copy_device:prepare_device",
-        "copy_device_loop:prepare_device_loop",
-        "copy_tiles:prepare_host_loop",
-    ),
-    exercises.check_sum: ("add_tiles:prepare_add",),
-    exercises.check_gather: ("gather_pointers:prepare_gather_pointers", "gather_rows:prepare_gather_rows"),
-}
 ANSWERS = {
     "Exercise 2": "copy_padded:prepare_padded",
     "Exercise 3": "row_max:prepare_row_max",
@@ -51,13 +40,6 @@ def allocator():
         )
 
 
-@pytest.mark.parametrize(
-    "check, names", [(check, names) for check, all_names in VERSIONS.items() for names in all_names]
-)
-def test_the_versions_are_right(check, names):
-    assert check(define(names)[1]) == ""
-
-
 @pytest.mark.planted
 @pytest.mark.parametrize(
     "check, names, change",
@@ -75,12 +57,6 @@ def test_the_versions_are_right(check, names):
 )
 def test_a_wrong_version_fails(check, names, change):
     assert check(define(names, change)[1])
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("exercise", ANSWERS)
-def test_the_solutions_pass(exercise):
-    exercises.CHECKS[exercise](*define(ANSWERS[exercise], solved=True))
 
 
 @pytest.mark.compile
@@ -165,9 +141,3 @@ def prepare_row_max(x, out):
     unmasked = triton_cell.define(IMPORTS + text.replace(', mask=at < columns, other=-float("inf")', ""))
     with pytest.raises(AssertionError, match="elements are wrong|outside of its tensors|not finite"):
         exercises.check_row_max(unmasked["row_max"], unmasked["prepare_row_max"])
-
-
-@pytest.mark.parametrize("names", ["scatter_rows:prepare_scatter", "transpose:prepare_transpose"])
-def test_an_empty_kernel_is_not_yet_an_answer(names):
-    with pytest.raises(NotImplementedError):
-        exercises.CHECKS["Exercise 4" if "scatter" in names else "Exercise 5"](*define(names))

@@ -29,6 +29,20 @@ def test_what_triton_s_class_lets_pass():
     assert passed == {*KEPT_BY_NOBODY, "tile 16 bytes wide", "rows end at 16 bytes"}
 
 
+def test_the_table_says_in_few_words_who_notices():
+    table = {row["broken rule"]: row for row in rules.tabulate_outcomes(rules.run_broken_rules.load().rows)}
+    assert list(table) == list(RULES) and table["none is broken"]["host"] == "right"
+    assert table["rows 16 bytes apart"]["device"] == "wrong, no error"
+    assert table["rows end at 16 bytes"] | {"broken rule": ""} == {
+        "broken rule": "",
+        "the course": "refuses",
+        "TensorDescriptor": "",
+        "host": "overwrites memory",
+        "device": "overwrites memory",
+    }
+    assert all(len(row[way]) < 20 for row in table.values() for way in rules.WAYS)
+
+
 def test_what_lies_outside():
     zeros, nans = rules.load_past_edge("zero"), rules.load_past_edge("nan")
     assert zeros == [*map(float, range(1, 13)), 0, 0, 0, 0]

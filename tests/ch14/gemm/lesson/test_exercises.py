@@ -33,11 +33,8 @@ def prepare(name, change=("", ""), **options):
         ("descriptors", {"num_stages": 3}),
         ("grouped", {"group_m": 2}),
         ("subtiled", {"epilogue_subtile": 2}),
-        ("subtiled", {}),
-        ("persistent", {}),
         ("persistent", {"num_stages": 3, "epilogue_subtile": 4, "programs_per_sm": 2}),
         ("early", {}),
-        ("once", {}),
         ("once", {"num_stages": 3, "group_m": 8, "epilogue_subtile": 4, "pdl": True}),
     ],
 )
@@ -64,12 +61,6 @@ def test_the_versions_are_right_and_start_on_hopper(name, options):
 )
 def test_a_wrong_version_fails(name, change):
     assert exercises.check_version(prepare(name, change))
-
-
-def test_the_solutions_pass():
-    exercises.check_fit(*define(SOLUTIONS, "prepare_persistent"), {"num_stages": 3, "epilogue_subtile": 2})
-    for exercise, names in ANSWERS.items():
-        exercises.CHECKS[exercise](*define(SOLUTIONS, *names))
 
 
 @pytest.mark.planted
@@ -149,12 +140,6 @@ RASTER = "within // columns, first_n + within % columns"
 def test_a_wrong_answer_fails(exercise, change, reason):
     with pytest.raises(AssertionError, match=reason):
         exercises.CHECKS[exercise](*define(SOLUTIONS, *ANSWERS[exercise], change=change))
-
-
-@pytest.mark.parametrize("exercise", ["Exercise 3", "Exercise 4", "Exercise 5"])
-def test_a_stub_is_not_solved_yet(exercise):
-    with pytest.raises(NotImplementedError):
-        exercises.CHECKS[exercise](*define(VERSIONS, *ANSWERS[exercise]))
 
 
 def test_who_computes_a_tile_is_judged_in_a_process_of_its_own_where_there_is_a_gpu():

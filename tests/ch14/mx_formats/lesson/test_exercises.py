@@ -35,11 +35,6 @@ def check_version(name, change=("", "")):
     return exercises.check_quantiser(FORMATS[name], define(CELLS, f"prepare_{name}", change))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_versions_are_right(name):
-    assert check_version(name) == ""
-
-
 @pytest.mark.planted
 @pytest.mark.parametrize(
     "name, change, reason",
@@ -82,11 +77,6 @@ def test_the_versions_are_right(name):
 )
 def test_a_wrong_version_fails(name, change, reason):
     assert re.search(reason, check_version(name, change))
-
-
-@pytest.mark.parametrize("exercise", ANSWERS)
-def test_the_solutions_pass(exercise):
-    exercises.CHECKS[exercise](define(SOLUTIONS, ANSWERS[exercise]))
 
 
 @pytest.mark.planted
@@ -174,20 +164,6 @@ def test_a_wrong_answer_fails(exercise, change):
 )
 def test_another_right_answer_passes(exercise, change):
     exercises.CHECKS[exercise](define(SOLUTIONS, ANSWERS[exercise], change))
-
-
-def test_the_stubs_are_not_solved(capsys):
-    for exercise, name in ANSWERS.items():
-        exercises.check(exercise, define(CELLS, name))
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split(" (")[0] for line in said] == [
-        "Exercise 1: not yet right",
-        "Exercise 2: not yet right",
-        "Exercise 3: not yet right",
-        "Exercise 4: not solved yet.",
-        "Exercise 5: not solved yet.",
-        "Exercise 6: not solved yet.",
-    ]
 
 
 def test_rounding_is_checked_at_every_midpoint():
