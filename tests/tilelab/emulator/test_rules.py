@@ -26,8 +26,9 @@ if (t == 0) asm volatile("st.relaxed.gpu.global.s32 [%0], 1;" ::"l"(f) : "memory
 do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(f) : "memory"); while (!v);
 __syncthreads(); out[64 + t] = out[t]; }"""
 # The block writes 256 bytes of out, and the copy engine loads them again.
-LOAD_AGAIN = """__shared__ __align__(128) float s[64]; __shared__ u64 b; if (t == 0) { mbarrier_init(shared_address(&b), 1);
-fence_mbarrier_init(); } out[64 + t] = x[63 - t]; BEFORE __syncthreads(); if (t == 0) { AFTER
+LOAD_AGAIN = """__shared__ __align__(128) float s[64]; __shared__ u64 b;
+if (t == 0) { mbarrier_init(shared_address(&b), 1); fence_mbarrier_init(); } out[64 + t] = x[63 - t]; BEFORE
+__syncthreads(); if (t == 0) { AFTER
 mbarrier_arrive_expect_tx(shared_address(&b), 256); bulk_load(shared_address(s), out + 64, 256, shared_address(&b)); }
 mbarrier_wait(shared_address(&b), 0); out[t] = s[t];"""
 
