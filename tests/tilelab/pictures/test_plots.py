@@ -182,11 +182,6 @@ def test_colours_are_fixed():
     assert not set(plots.OTHERS) & set(plots.COLOURS.values())
 
 
-def test_rank_correlation():
-    assert plots.rank_correlation([1, 2, 3], [10, 20, 300]) == pytest.approx(1)
-    assert plots.rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-
-
 def test_a_picture_has_alternative_text():
     from IPython.core.formatters import DisplayFormatter
 
