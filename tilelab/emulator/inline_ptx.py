@@ -701,8 +701,8 @@ def fence(translator: Translator, statement: Statement) -> str | None:
             return None
         if statement.has("async::generic"):
             return ""
-        of_shared, of_global = not statement.has("global"), not statement.has("shared::cta", "shared::cluster")
-        return f"emulator::fence_views({str(of_shared).lower()}, {str(of_global).lower()});"
+        parts = not statement.has("global"), not statement.has("shared::cta", "shared::cluster")
+        return f"emulator::fence_views({', '.join(str(each).lower() for each in parts)});"
     return (
         f"emulator::fence_memory({str(statement.has('cta')).lower()});"
         if statement.has("sc", "acq_rel", "acquire", "release", "cta", "gl", "sys")
