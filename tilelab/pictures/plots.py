@@ -61,14 +61,17 @@ class Picture(Figure):
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
-        self.savefig(buffer, format="png")
+        self.savefig(buffer, format="png", dpi=2 * self.dpi)  # for screens with small pixels
         return buffer.getvalue()
 
     def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
         """Return the picture and its alternative text, which a notebook keeps beside it."""
         title = " ".join(self.get_suptitle().replace("\\$", "$").split())
         png = base64.b64encode(self._repr_png_()).decode()
-        return {"image/png": png}, {"image/png": {"alt": self.description or title}}
+        width, height = map(round, self.get_size_inches() * self.dpi)
+        return {"image/png": png}, {
+            "image/png": {"alt": self.description or title, "width": width, "height": height}
+        }
 
 
 def colour(name: str) -> str:

@@ -187,7 +187,7 @@ def test_a_picture_has_alternative_text():
 
     figure = diagrams.canvas(TITLES["title"], "", 4, 2)[0]
     data, metadata = DisplayFormatter().format(figure)
-    assert metadata["image/png"] == {"alt": TITLES["title"]} and "text/plain" in data
+    assert metadata["image/png"]["alt"] == TITLES["title"] and "text/plain" in data
     assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
     _, metadata = DisplayFormatter().format(figure.describe("Two dollars."))
-    assert metadata["image/png"] == {"alt": "Two dollars."}
+    assert metadata["image/png"]["alt"] == "Two dollars."
