@@ -42,11 +42,12 @@ def full_length_timing(request, monkeypatch):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_tables_of_the_user(tmp_path_factory):
-    """Hide what config="tune" has kept for the user of this machine."""
+def nothing_kept_for_the_user(tmp_path_factory):
+    """Hide what config="tune" and the sweeps of panels have kept for the user of this machine."""
     folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuned, "user_folder", lambda: folder)
+        patch.setenv("TILES_SWEEPS", str(tmp_path_factory.mktemp("sweeps")))
         yield
 
 

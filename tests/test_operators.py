@@ -156,7 +156,7 @@ def test_a_model_is_one_graph_for_any_number_of_rows(name):
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
     with torch.no_grad():
-        for rows in (24, 40, 56):
+        for rows in (24, 40):
             inputs = make(rows)
             assert torch.equal(compiled(*inputs), function(*inputs))
     assert counter.frame_count == 1
@@ -380,22 +380,22 @@ def test_a_repeated_call_follows_its_tensors_and_is_not_planned(number):
 
 def test_quantising_again_into_the_same_memory():
     for form, options in (("mxfp4", {"tiled": True}), ("nvfp4", {}), ("nvfp4", {"tensor_scale": 0.7})):
-        out = mx_formats.empty((8, 96), form, WHERE, options.get("tiled", False))
+        out = mx_formats.empty((2, 96), form, WHERE, options.get("tiled", False))
         for _ in range(2):
-            x = random(8, 96, dtype=torch.bfloat16)
+            x = random(2, 96, dtype=torch.bfloat16)
             assert mx_formats.quantise(x, form, out=out, **options) is out
             again = mx_formats.quantise(x, form, **options)
             for name, tensor in again.tensors().items():
                 assert torch.equal(tensor, out.tensors()[name]), (form, name)
             assert again.values.data_ptr() != out.values.data_ptr()
-    with pytest.raises(ValueError, match="out must be .8, 96. in mxfp4"):
+    with pytest.raises(ValueError, match="out must be .2, 96. in mxfp4"):
         mx_formats.quantise(x, "mxfp4", out=out)
     with pytest.raises(ValueError, match="out.values lies in the memory of x"):
-        values = x.view(torch.uint8).flatten()[: 8 * 96].view(8, 96)
+        values = x.view(torch.uint8).flatten()[: 2 * 96].view(2, 96)
         mx_formats.quantise(
             x,
             "mxfp8_e4m3",
-            out=mx_formats.Packed("mxfp8_e4m3", (8, 96), values, again.scales.new_empty(8, 3)),
+            out=mx_formats.Packed("mxfp8_e4m3", (2, 96), values, again.scales.new_empty(2, 3)),
         )
     for scale in (0.0, float("inf")):  # checked at each call
         with pytest.raises(ValueError, match="tensor_scale must be at least"):

@@ -22,7 +22,7 @@ from ch14.gemm.lesson.experiments import SQUARES
 from claims.judge import Evidence
 from tilelab import ROOT
 from tilelab.course.record import import_experiments
-from tilelab.pictures.plots import rank_correlation
+from tilelab.pictures.scales import rank_correlation
 from tilelab.records import results
 from tilelab.runtime import device
 from tilelab.sweeps.sweep import sort_by_speed

@@ -78,9 +78,9 @@
     }
   };
   addEventListener("resize", reach);
+  addEventListener("load", reach);
   addEventListener("DOMContentLoaded", () => {  // this script stands before the headings
     headings = links.map(link => document.getElementById(link.getAttribute("href").slice(1)));
     mark();
-    reach();
   });
 })();

@@ -112,7 +112,8 @@ def _picture_element(output, kind: str) -> str:
     if kind == "image/svg+xml":
         return f'<div class="picture" role="img" aria-label="{html.escape(text)}">{output.data[kind]}</div>'
     data = "".join(output.data[kind].split())
-    return f'<div class="picture"><img src="data:{kind};base64,{data}" alt="{html.escape(text)}"></div>'
+    size = f' width="{output.metadata[kind].width}"' if "width" in output.metadata[kind] else ""
+    return f'<div class="picture"><img src="data:{kind};base64,{data}" alt="{html.escape(text)}"{size}></div>'
 
 
 def _fold_table(output):

@@ -39,6 +39,8 @@ static u32 last_serial, launch_number;
 static u64 first_moment;  // of this launch; older ones do not count
 static std::vector<dim3> serial_blocks;  // by serial number, from this launch's first one on
 static u64 effects;  // counts what a waiting thread could see
+static std::vector<u8> is_written;  // by tensor: whether the threads of this launch have written to it
+static std::unordered_map<u64, u32> fenced_global;  // by thread, as in a moment: its last proxy fence of global memory
 static std::vector<u64> read_bytes;  // by tensor: what the threads of this launch have read, without copies
 // What is known to whoever reads an atomic or volatile variable; see key_in_block.
 static std::unordered_map<u64, Knowledge> signals;
@@ -426,7 +428,10 @@ static void access(u64 address, u64 bytes, bool writes, bool relaxed, const void
     const Region* region = locate(address, bytes, writes ? "writes" : "reads");
     if (!region) return;
     effects += writes;
-    if (!writes && region->tensor >= 0) read_bytes[region->tensor] += bytes;
+    if (region->tensor >= 0) {
+        if (writes) is_written[region->tensor] = true;
+        else read_bytes[region->tensor] += bytes;
+    }
     Thread& thread = me();
     if (region->tensor < 0 && !thread.copies.empty()) require_landed(address, bytes, writes ? "writes" : "reads");
     if (!region->cells) return;
@@ -477,8 +482,12 @@ static inline bool access_in_order(u64 address, const void* frame) {
         if (cell[i].launch == launch_number || cell[i].write < noted) return false;
         if (touch(cell[i], mine, WRITES, thread, region.since)) return false;
     }
-    if (WRITES) ++effects, remember_write(address, BYTES, mine, frame);
-    else if (region.tensor >= 0) read_bytes[region.tensor] += BYTES;
+    if (WRITES) {
+        ++effects, remember_write(address, BYTES, mine, frame);
+        if (region.tensor >= 0) is_written[region.tensor] = true;
+    } else if (region.tensor >= 0) {
+        read_bytes[region.tensor] += BYTES;
+    }
     return true;
 }
 
@@ -575,6 +584,50 @@ static void begin_read(u32 offset, u32 bytes, const char* what) {
                 what, where, describe_thread(slot.write).c_str());
         accepted = slot.write, reader = current;
         return false;
+    });
+}
+
+static void fence_global_view() {
+    Block& block = my_block();
+    fenced_global[moment(me()) >> 30] = me().now++;
+    block.viewed = merge(block.viewed, merge(block.base, me().row, block.serial), block.serial);
+}
+
+static bool is_in(const Knowledge& knowledge, u32 owner, u64 at) {
+    if (!knowledge) return false;
+    const u32 serial = u32(at >> 42), component = u32(at >> 30) & 4095, clock = u32(at >> 1) & 0x1fffffff;
+    if (serial == owner) return is_known(knowledge->known, component, clock);
+    const auto found = knowledge->others.find(serial);
+    return found != knowledge->others.end() && is_known(found->second, component, clock);
+}
+
+// Check that what the copy engine reads of global memory went through a proxy fence, if threads of this launch have
+// written it: one of the writer after its write, or one of this block after it knew of the write.
+static void require_viewed(const Operation& operation) {
+    const u64 first = operation.is_box ? operation.map.address : reinterpret_cast<u64>(operation.global);
+    const Region* region = first ? find_region(first, 1) : nullptr;
+    if (!region || region->tensor < 0 || !region->cells || !is_written[region->tensor]) return;
+    u64 accepted = 0;
+    const auto check = [&](u64 address, u64 bytes) {
+        for_each_slot(*region, address, bytes, [&](Slot& slot, u64 at, u32) {
+            if (slot.write < region->since || slot.write == accepted || !is_before(slot.write, me())) return false;
+            const auto fence = fenced_global.find(slot.write >> 30);
+            if (!(fence != fenced_global.end() && (u32(slot.write >> 1) & 0x1fffffff) <= fence->second) &&
+                !is_in(my_block().viewed, my_block().serial, slot.write))
+                fail(
+                    "%s reads %s, which %s has written in this launch without a proxy fence of global memory after it: "
+                    "fence.proxy.async must come between the write and the barrier",
+                    operation.what, describe_place(at).c_str(), describe_thread(slot.write).c_str());
+            accepted = slot.write;
+            return false;
+        });
+    };
+    if (!operation.is_box) return check(first, operation.bytes);
+    const u32 itemsize = operation.map.itemsize;
+    for_each_unit(operation, [&](u32, long x, const u8* from) {
+        const long end = std::min<long>(x + 16 / itemsize, operation.map.shape[0]), begin = std::max(x, 0l);
+        if (from && begin < end)
+            check(reinterpret_cast<u64>(from) + (begin - x) * itemsize, u64(end - begin) * itemsize);
     });
 }
 
@@ -758,7 +811,7 @@ static void prepare_regions(const u64* ranges, const char** names, u32 count, u3
     split_slots.clear(), serial_blocks.clear(), signals.clear(), tensor_names.clear();
     unsettled.bytes = polled.bytes = 0, overtaken.clear();
     regions.assign(2, Region{0, 0, nullptr, -1, 0});
-    read_bytes.assign(count, 0);
+    read_bytes.assign(count, 0), is_written.assign(count, false), fenced_global.clear();
     for (u32 i = 0; i < count; ++i) {
         tensor_names.push_back(names[i]);
         regions.push_back({ranges[2 * i], ranges[2 * i + 1], nullptr, int(i), first_moment});

@@ -93,7 +93,7 @@ void move_box(Kind kind, const void* map, u32 dimensions, const int* corner, u32
 void commit_stores();
 void wait_for_reads(u32 pending);
 void wait_for_stores(u32 pending);
-void fence_views();
+void fence_views(bool of_shared, bool of_global);
 void copy_async(u32 tile, const void* source, u32 bytes, u32 source_bytes);  // the rest of `bytes` becomes zero
 void commit_copies();
 void wait_for_copies(u32 pending);

@@ -212,6 +212,7 @@ struct Block {
     u32 serial = 0, components = 0;
     Knowledge base, released;
     std::vector<u32> fenced;  // by thread: its last fence_proxy_async
+    Knowledge viewed;  // what came before a proxy fence of global memory
     std::vector<TileRead> reads;
     u32 next_read = 0, open_reads = 0;
     struct Cell* cells = nullptr;
@@ -586,9 +587,9 @@ u8* find_shared(u32 address, u32 bytes, const char* what) {
     return own_view(block, address);
 }
 
-void fence_views() {
-    my_block().fenced[my_number()] = me().now++;
-    fence_barriers();
+void fence_views(bool of_shared, bool of_global) {
+    if (of_global) fence_global_view();
+    if (of_shared) my_block().fenced[my_number()] = me().now++, fence_barriers();
 }
 
 // ---- waiting
@@ -1161,6 +1162,7 @@ static void start(Operation operation) {
     const Where where = find_caller(__builtin_frame_address(0));
     note(operation.kind, operation.bytes, 0);
     ++me().calls;
+    if (operation.kind != STORE) require_viewed(operation);
     operation.thread = current;
     operation.group = me().groups;
     if (operation.kind == LOAD) {

@@ -699,7 +699,10 @@ def fence(translator: Translator, statement: Statement) -> str | None:
     if statement.has("proxy"):
         if statement.has("tensormap::generic", "alias"):
             return None
-        return "" if statement.has("global", "async::generic") else "emulator::fence_views();"
+        if statement.has("async::generic"):
+            return ""
+        parts = not statement.has("global"), not statement.has("shared::cta", "shared::cluster")
+        return f"emulator::fence_views({', '.join(str(each).lower() for each in parts)});"
     return (
         f"emulator::fence_memory({str(statement.has('cta')).lower()});"
         if statement.has("sc", "acq_rel", "acquire", "release", "cta", "gl", "sys")

@@ -21,7 +21,7 @@ template <int PENDING>
 void bulk_wait_read() {
     emulator::wait_for_reads(PENDING);
 }
-inline void fence_proxy_async() { emulator::fence_views(); }
+inline void fence_proxy_async() { emulator::fence_views(true, false); }
 
 inline void cp_async_16(u32 tile, const void* source) { emulator::copy_async(tile, source, 16, 16); }
 inline void cp_async_commit() { emulator::commit_copies(); }

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
-import re
 import textwrap
 import zlib
 from collections.abc import Callable, Sequence
@@ -63,14 +61,17 @@ class Picture(Figure):
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
-        self.savefig(buffer, format="png")
+        self.savefig(buffer, format="png", dpi=2 * self.dpi)  # for screens with small pixels
         return buffer.getvalue()
 
     def _repr_mimebundle_(self, **_) -> tuple[dict, dict]:
         """Return the picture and its alternative text, which a notebook keeps beside it."""
         title = " ".join(self.get_suptitle().replace("\\$", "$").split())
         png = base64.b64encode(self._repr_png_()).decode()
-        return {"image/png": png}, {"image/png": {"alt": self.description or title}}
+        width, height = map(round, self.get_size_inches() * self.dpi)
+        return {"image/png": png}, {
+            "image/png": {"alt": self.description or title, "width": width, "height": height}
+        }
 
 
 def colour(name: str) -> str:
@@ -241,26 +242,6 @@ def ladder(
     )
 
 
-def natural_key(text: str) -> tuple:
-    """Return a sort key that puts "64×256" before "128×64"."""
-    return [int(part) for part in re.findall(r"\d+", text)], text
-
-
-def place_on_scale(
-    value: float, values: Sequence[float], from_zero_to: float | None = None, less_is_better: bool = False
-) -> float:
-    """Return where a value stands on a colour scale of `values`: 0 is dark (worst or least), 1 is bright.
-
-    The scale is logarithmic over their range, or linear from 0 to `from_zero_to` or the largest value if this is more.
-    """
-    if from_zero_to is not None:
-        low, high = 0, max(from_zero_to, *values)
-    else:
-        value, low, high = (math.log(max(number, 1e-9)) for number in (value, min(values), max(values)))
-    part = (value - low) / (high - low) if high > low else 1
-    return 1 - part if less_is_better and high > low else part
-
-
 def heat_map(
     rows: Sequence[dict],
     x: Key,
@@ -275,11 +256,13 @@ def heat_map(
     y_label: str = "",
     shade: Callable[[float], float] | None = None,
     centre: float | None = None,
+    key: dict[float, str] | None = None,
 ) -> Picture:
     """Draw `value` over `x` and `y`. A cell whose row did not run is grey and holds `mark(row)`; one without is white.
 
     `shade` maps a value to its place on the colour scale, from 0 (dark) to 1; by default the scale spans the values.
     With `centre`, for ratios, the scale has two colours, which meet in white at that value, and a key beside the map.
+    `key` labels places on the scale of `shade`.
     ValueError when two rows fall in one cell.
     """
     columns, lines = (sorted({_value(row, key) for row in rows}) for key in (x, y))
@@ -293,22 +276,25 @@ def heat_map(
             grid[cell] = shade(row[value]) if shade else row[value]
     texts = {cell: fmt.format(row[value]) if _ran(row, value) else mark(row) for cell, row in cells.items()}
     size = max(7, min(9 if centre else 12, 400 / len(columns) / max(map(len, texts.values()))))
-    look = {"vmin": 0, "vmax": 1, "cmap": "cividis"} if shade else {"cmap": "cividis"}
-    if centre is not None:
-        look = {"vmin": centre - 0.3, "vmax": centre + 0.3, "cmap": "PuOr"}
+    look = {"cmap": "cividis" if centre is None else "PuOr"}
+    if shade:
+        look |= {"vmin": 0, "vmax": 1}
+    elif centre is not None:
+        look |= {"vmin": centre - 0.3, "vmax": centre + 0.3}
     shades = axes.imshow(grid, aspect="auto", origin="lower", **look)
-    if centre is not None:
-        key = figure.colorbar(
-            shades, ax=axes, extend="both", pad=0.02, fraction=0.05, format=lambda value, _: fmt.format(value)
-        )
-        key.ax.tick_params(labelsize=7)
+    if key or centre is not None:
+        ticks = {} if key else {"extend": "both", "format": lambda value, _: fmt.format(value)}
+        bar = figure.colorbar(shades, ax=axes, pad=0.02, fraction=0.05, **ticks)
+        bar.ax.tick_params(labelsize=7)
+        if key:
+            bar.set_ticks([*key], labels=[*key.values()])
     for (i, j), text in texts.items():
         known = _ran(cells[i, j], value)
         if not known:
             axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, color="#dddddd"))
         dark = known and numpy.dot(shades.cmap(shades.norm(grid[i, j]))[:3], (0.3, 0.59, 0.11)) < 0.5
         look = {"color": "white" if dark else "black", "ha": "center", "va": "center"}
-        # "smem" is wider than "0.99".
+        # A word is wider than "0.99".
         axes.text(j, i, escape_math(text), fontsize=size if known else max(7, 0.8 * size), **look)
     axes.set_xticks(range(len(columns)), [escape_math(column) for column in columns])
     axes.set_yticks(range(len(lines)), [escape_math(line) for line in lines])
@@ -323,10 +309,3 @@ def heat_map(
     return figure.describe(
         f"{title.rstrip('.')}. A heat map of {len(rows)} cells, {len(ran)} with a value{spread}."
     )
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Spearman's rank correlation: 1 when both sequences have the same order."""
-    import pandas
-
-    return float(pandas.Series(first).rank().corr(pandas.Series(second).rank()))

@@ -5,10 +5,13 @@
 const CIVIDIS = ["#00224e", "#002e6a", "#1a386f", "#32436d", "#434e6c", "#535a6d", "#61656f", "#6f7073", "#7d7c78",
   "#8c8878", "#9b9476", "#aba072", "#bcae6c", "#cdbb63", "#dec958", "#f0d846", "#fee838"]
   .map(text => [1, 3, 5].map(at => parseInt(text.slice(at, at + 2), 16)));
+// Orange is slower than the peer, white as fast, purple faster.
+const PURPLE_ORANGE = ["#7f3b08", "#b35806", "#e08214", "#fdb863", "#fee0b6", "#f7f7f7", "#d8daeb", "#b2abd2", "#8073ac",
+  "#542788", "#2d004b"].map(text => [1, 3, 5].map(at => parseInt(text.slice(at, at + 2), 16)));
 const COUNTS = ["registers", "spills", "threads", "programs_per_sm"];
-const COLUMNS = { kernel: "configuration", status: "status", ratio: "× {}", ms: "ms", tflops: "TFLOP/s", gbps: "GB/s",
-  predicted_ms: "predicted ms", registers: "registers", spills: "spills, B", smem: "shared, KiB",
-  programs_per_sm: "per SM" };
+const COLUMNS = { kernel: "configuration", status: "status", ratio: "speed, × {}", ms: "time, ms", tflops: "TFLOP/s",
+  gbps: "GB/s", predicted_ms: "predicted time, ms", registers: "registers per thread", spills: "spilled, bytes per thread",
+  smem: "shared memory, KiB", programs_per_sm: "programs per SM" };
 const MENU_LABELS = { kernel: "kernel", shape: "shape", sizes: "or sizes", dtype: "type", preset: "configurations",
   target: "target" };
 
@@ -17,20 +20,28 @@ const MENU_LABELS = { kernel: "kernel", shape: "shape", sizes: "or sizes", dtype
 function getValue(row, field) {
   if (field === "kernel" || field === "status") return row[field];
   if (row.status !== "ok" && !(row.status === "waiting" && field === "predicted_ms")) return null;
-  const value = row[field] ?? (field === "spills" && row.registers ? 0 : null);
+  const value = row[field] ?? row.built?.[field] ?? (field === "spills" && getValue(row, "registers") ? 0 : null);
   return field === "smem" && value !== null ? value / 1024 : value;
 }
 
+// The span of a scale of ratios around 1, as a logarithm: outliers do not stretch it.
+function findSpan(values) {
+  const sizes = values.map(value => Math.abs(Math.log(Math.max(value, 1e-9)))).sort((a, b) => a - b);
+  return Math.min(Math.max(sizes[Math.floor(0.9 * (sizes.length - 1))] ?? 0, Math.log(1.1)), Math.log(3));
+}
+
 function shade(value, values, field, lessIsBetter) {
-  let [low, high] = field === "ratio" ? [0, Math.max(1, ...values)] : [Math.min(...values), Math.max(...values)];
-  if (field !== "ratio") [value, low, high] = [value, low, high].map(number => Math.log(Math.max(number, 1e-9)));
-  const part = high > low ? (value - low) / (high - low) : 1;
+  const log = number => Math.log(Math.max(number, 1e-9));
+  if (field === "ratio") return Math.min(Math.max(0.5 + log(value) / (2 * findSpan(values)), 0), 1);
+  const [at, low, high] = [value, Math.min(...values), Math.max(...values)].map(log);
+  const part = high > low ? (at - low) / (high - low) : 1;
   return lessIsBetter && high > low ? 1 - part : part;
 }
 
-function shadeColor(part) {
-  const at = Math.min(Math.max(part, 0), 1) * (CIVIDIS.length - 1), left = Math.min(Math.floor(at), CIVIDIS.length - 2);
-  return CIVIDIS[left].map((channel, i) => Math.round(channel + (at - left) * (CIVIDIS[left + 1][i] - channel)));
+function shadeColor(part, field) {
+  const colors = field === "ratio" ? PURPLE_ORANGE : CIVIDIS;
+  const at = Math.min(Math.max(part, 0), 1) * (colors.length - 1), left = Math.min(Math.floor(at), colors.length - 2);
+  return colors[left].map((channel, i) => Math.round(channel + (at - left) * (colors[left + 1][i] - channel)));
 }
 
 // Black or white, whichever has more contrast (WCAG's relative luminance).
@@ -48,7 +59,7 @@ function formatNumber(value, field = "ms") {
 
 // Leave out the words that all names have; return the short names and the words left out.
 function shortenNames(names) {
-  const separator = names.some(name => name.includes(", ")) ? ", " : " ";
+  const separator = [" · ", ", ", " "].find(one => names.some(name => name.includes(one))) ?? " ";
   const split = names.map(name => name.split(separator));
   const common = names.length > 1 ? split[0].filter(word => split.every(words => words.includes(word))) : [];
   return { short: split.map((words, i) => words.filter(word => !common.includes(word)).join(separator) || names[i]),
@@ -122,6 +133,7 @@ function render({ model, el }) {
     type: "button", class: `tiles-button tiles-${name}`, title, onclick: action }, text));
   const progress = h("progress", { class: "tiles-progress", max: 1, "aria-label": "progress of the sweep" });
   const status = h("div", { class: "tiles-status", role: "status" });
+  const answer = h("div");
   const menuBox = h("div", { class: "tiles-menus" }, ...Object.entries(MENU_LABELS).map(([name, text]) =>
     h("label", { class: `tiles-menu tiles-menu-${name}` }, h("span", {}, text), menus[name])));
   const actions = h("div", { class: "tiles-actions" },
@@ -131,18 +143,20 @@ function render({ model, el }) {
     button("keep", "Keep", "let config=\"best\" take the fastest at this shape; for a GEMM timed on this GPU",
       () => send("keep")),
     stage && button("theme", "Theme", "light or dark", switchTheme));
-  const title = h("h3", { class: "tiles-name" });
+  const title = h("h2", { class: "tiles-name" });
   const source = h("span", { class: "tiles-source" });
   const scale = h("span", { class: "tiles-scale" });
+  const legend = h("p", { class: "tiles-legend" });
   const map = h("div", { class: "tiles-map", role: "grid", "aria-label": "map of the configurations" });
   const chosen = h("p", { class: "tiles-chosen" });
   const mapPane = h("section", { class: "tiles-map-pane" },
-    h("div", { class: "tiles-head" }, title, source, h("span", { class: "tiles-right" },
+    h("div", { class: "tiles-head" }, title, h("span", { class: "tiles-right" },
       button("full", makeIcon(), "the map on the full screen (F); Esc leaves",
         () => setFull(!root.classList.contains("tiles-full"))))),
     h("div", { class: "tiles-head" }, h("label", {}, "shows ", menus.show), h("label", {}, "across ", menus.x),
-      h("label", {}, "upwards ", menus.y), scale),
-    map, chosen);
+      h("label", {}, "upwards ", menus.y)),
+    h("div", { class: "tiles-head" }, source, scale),
+    map, legend, chosen);
   buttons.full.setAttribute("aria-label", "full screen");
 
   const detail = h("div", { class: "tiles-body tiles-detail" });
@@ -166,9 +180,11 @@ function render({ model, el }) {
   const tip = h("div", { class: "tiles-tip", hidden: true });
   const code = h("dialog", { class: "tiles-code-dialog", onclose: () => endCode() });
   const root = h("div", { class: `tiles-view tiles-panel${stage ? " tiles-stage" : ""}` },
-    h("div", { class: "tiles-in" },
+    h("div", { class: "tiles-in", role: stage && "main" },
+      stage && h("div", { class: "tiles-head" }, h("h1", { class: "tiles-title" }, "Which tile configuration is fastest?"),
+        h("p", {}, "Choose a kernel, and select a cell of the map: each is a configuration. Run tries them on this machine.")),
       live && menuBox, h("div", { class: "tiles-run-line" }, live && actions,
-        h("div", { class: "tiles-said" }, live && progress, status)),
+        h("div", { class: "tiles-said" }, live && progress, status)), answer,
       h("div", { class: "tiles-main" }, mapPane, h("div", { class: "tiles-side" }, upper.pane, lower.pane))),
     tip, code);
   el.append(root);
@@ -191,6 +207,7 @@ function render({ model, el }) {
       heads[name] = h("button", { type: "button", role: "tab", class: `tiles-tab tiles-tab-${name}`,
         onclick: () => { show(name); drawPanes(); } }, text);
       body.setAttribute("role", "tabpanel");
+      body.tabIndex = 0; // so that arrows scroll it
       body.setAttribute("aria-label", text);
       list.append(heads[name]);
     }
@@ -350,13 +367,15 @@ function render({ model, el }) {
     for (const cell of cells) {
       cell.rows.sort((a, b) => rank[a] - rank[b]);
       const row = rows()[cell.rows[0]], value = getValue(row, field), best = cell.rows.includes(data.state.best);
-      const more = cell.rows.length > 1 ? `\u2009+${cell.rows.length - 1}` : "";
-      const text = `${best ? "★\u2009" : ""}${value === null ? row.word : formatNumber(value, field)}${more}`;
+      const more = cell.rows.length > 1 && row.status !== "rejected" ? `\u2002+${cell.rows.length - 1}` : "";
+      const word = ["rejected", "waiting"].includes(row.status) ? "" : row.word ?? "–"; // the legend says the others
+      const text = `${best ? "★\u2009" : ""}${value === null ? word : formatNumber(value, field)}${more}`;
+      const here = cell.rows.some(index => rows()[index].here);
       const part = value !== null && row.status === "ok" ? shade(value, known, field, lessIsBetter) : null;
-      const drawn = JSON.stringify([text, part, row.status, best, row.reason]);
+      const drawn = JSON.stringify([text, part, row.status, best, row.reason, here, field]);
       if (cell.drawn === drawn) continue;
       cell.drawn = drawn;
-      const color = part === null ? null : shadeColor(part);
+      const color = part === null ? null : shadeColor(part, field);
       cell.element.textContent = text;
       cell.element.style.background = color ? `rgb(${color})` : "";
       cell.element.style.color = color ? textColor(color) : "";
@@ -364,18 +383,47 @@ function render({ model, el }) {
         cell.element.classList.toggle(`tiles-${name}`, row.status === name);
       }
       cell.element.classList.toggle("tiles-best", best);
+      cell.element.classList.toggle("tiles-here", here);
+      cell.element.dataset.cause = row.status === "rejected" ? row.word : "";
       cell.element.setAttribute("aria-label", `${columns[cell.x]}, ${lines[cell.y]}: ` +
-        (value === null ? row.reason || row.status : `${text} (${fieldLabel(field)})`));
+        (value === null ? row.reason || row.word : `${text} (${fieldLabel(field)})`) +
+        (here ? `, ${describeHere()}` : ""));
     }
-    const overlaid = rows().some(row => row.overlay),
+    drawLegend();
+    const overlaid = rows().some(row => row.from_record),
       timed = data.choice.measures || rows().some(row => getValue(row, "ms"));
     title.textContent = data.choice.name;
     source.textContent = timed ? (overlaid ? data.choice.source : "") : "no recorded time for this choice";
-    const ends = field === "ratio" ? [0, Math.max(1, ...known)] : [Math.min(...known), Math.max(...known)];
-    if (lessIsBetter) ends.reverse();
-    const texts = ends.map(end => formatNumber(end, field));
-    scale.replaceChildren(...(known.length && rows().some(row => row.status === "ok") ? [texts[0], h("i"), texts[1]]
-      : []));
+    const parts = [];
+    if (known.length && rows().some(row => row.status === "ok")) {
+      const span = Math.exp(findSpan(known)), ends = [Math.min(...known), Math.max(...known)];
+      if (lessIsBetter) ends.reverse();
+      const texts = field === "ratio" ? [`≤ ${(1 / span).toFixed(2)}`, "1.00", `≥ ${span.toFixed(2)}`]
+        : ends.map(end => formatNumber(end, field));
+      const bar = (from, to) => h("i", { style: `background: linear-gradient(90deg, ${[0, 1, 2, 3, 4].map(step =>
+        `rgb(${shadeColor(from + (to - from) * step / 4, field)})`)})` });
+      parts.push(...(texts.length > 2 ? [texts[0], bar(0, 0.5), texts[1], bar(0.5, 1), texts[2]]
+        : [texts[0], bar(0, 1), texts[1]]));
+    }
+    scale.replaceChildren(...parts);
+  }
+
+  const describeHere = () => data.choice.measures ? "measured here" : "built here";
+
+  // Every mark on the map in words.
+  function drawLegend() {
+    const drawn = cells.map(cell => rows()[cell.rows[0]]), item = (mark, ...text) => h("span", {}, mark, " ", ...text);
+    const swatch = (kind, cause = "") => h("i", { class: `tiles-cell ${kind}`, "data-cause": cause, "aria-hidden": true });
+    const most = Math.max(...cells.map(cell => cell.rows.length));
+    const words = status => [...new Set(drawn.filter(row => row.status === status).map(row => row.word))];
+    legend.replaceChildren(...[
+      data.state.best !== null && item("★", "fastest"),
+      most > 1 && item(`+${most - 1}`, `${most - 1} slower ones in the cell (Enter shows them)`),
+      ...words("rejected").map(word => item(swatch("tiles-rejected", word), word)),
+      words("waiting").length && item(swatch("tiles-waiting"), "not built"),
+      rows().some(row => row.here) && item(swatch("tiles-here"), describeHere()),
+      pinned >= 0 && item(swatch("tiles-pinned"), "pinned"),
+    ].filter(Boolean));
   }
 
   function markRows() {
@@ -392,6 +440,7 @@ function render({ model, el }) {
       mark.classList.toggle("tiles-pinned", +mark.dataset.row === pinned);
     }
     chosen.textContent = at ? describeShortly(selected) : "";
+    drawLegend();
   }
 
   function moveSelection(event) {
@@ -426,9 +475,9 @@ function render({ model, el }) {
 
   function describeShortly(index) {
     const row = rows()[index], value = getValue(row, "ms");
-    const time = value === null ? row.reason || row.status : `${formatNumber(value)} ms`;
+    const time = value === null ? row.reason || row.word || "built" : `${formatNumber(value)} ms`;
     const ratio = getValue(row, "ratio") ? `${formatNumber(row.ratio, "ratio")} × ${data.choice.peer}, ` : "";
-    return `${row.kernel}: ${ratio}${time === "ok" ? "built" : time}`;
+    return `${row.kernel}: ${ratio}${time}`;
   }
 
   function select(index, focused = false) {
@@ -464,17 +513,19 @@ function render({ model, el }) {
 
   // ---- details and comparison
 
-  // Python's repr of a configuration, GemmConfig(block_m=128, ...), names the fields that its short name stands for.
-  function explainName(index) {
-    const fields = data.choice.reprs[index]?.replace(/^\w+\((.*)\)$/, "$1");
-    return fields ? `The name ${rows()[index].kernel} stands for ${fields}.` : "";
+  const explainName = index => data.choice.reprs[index] ? `In Python: ${data.choice.reprs[index]}` : "";
+
+  function describeBuild(row, compilers) {
+    if (!row.registers) return row.reason ?? row.word;
+    return `${row.registers} registers per thread, ${row.spills ?? 0} bytes spilled, ` +
+      `${(row.smem ?? 0).toLocaleString("en-US")} bytes of shared memory` +
+      (row.programs_per_sm ? `, ${row.programs_per_sm} per SM` : "") + (compilers ? ` (${compilers})` : "");
   }
 
   function drawDetail() {
     if (selected < 0) {
       detail.replaceChildren(h("p", {}, "Select a cell, a point or a row for its figures."),
-        h("p", {}, explainName(data.state.best ?? 0)),
-        h("p", {}, "★ marks the fastest. A cell without a figure says why: regs, smem and tmem name what is exceeded."));
+        ...data.state.winner.slice(1).map(said => h("p", {}, said)));
       return;
     }
     const row = rows()[selected], facts = [], peer = data.choice.peer;
@@ -484,21 +535,21 @@ function render({ model, el }) {
         text += `; largest error ${row.error.toExponential(1)}`;
         if (row.peer_error !== undefined) text += ` (${peer}'s ${row.peer_error.toExponential(1)})`;
       }
-      facts.push(["measured", text + (row.overlay ? `; ${data.choice.source}` : "")]);
+      facts.push(["measured", text + (row.from_record ? `; ${data.choice.source}` : "")]);
     }
     if (row.note) facts.push(["note", row.note]);
     if (row.predicted_ms) facts.push(["predicted", `${formatNumber(row.predicted_ms)} ms`]);
+    const { record, here } = data.choice.compilers ?? {};
     if (row.registers) {
-      facts.push(["build", `${row.registers} registers, ${row.spills ?? 0} B spilled, ` +
-        `${(row.smem ?? 0).toLocaleString("en-US")} B shared memory` +
-        (row.programs_per_sm ? `, ${row.programs_per_sm} per SM` : "")]);
+      facts.push([row.from_record ? "recorded build" : "build", describeBuild(row, row.from_record ? record : here)]);
     }
-    const counts = Object.entries(row.counts ?? {});
-    if (counts.length) facts.push(["code", counts.map(([name, count]) => `${count} ${name}`).join(", ")]);
+    if (row.built) facts.push(["built here", describeBuild(row.built, here)]);
+    const counts = Object.entries(row.counts ?? row.built?.counts ?? {});
+    if (counts.length) facts.push([row.counts ? "instructions" : "instructions here", counts.map(([name, count]) => `${count} ${name}`).join(", ")]);
     const others = (cellOf[selected]?.rows ?? []).filter(index => index !== selected);
     const name = explainName(selected);
     detail.replaceChildren(h("h3", { title: name }, row.kernel, selected === data.state.best ? " ★ fastest" : ""),
-      ...(facts.length && row.status === "ok" ? [] : [h("p", {}, row.status + (row.reason ? `: ${row.reason}` : ""))]),
+      ...(facts.length && row.status === "ok" ? [] : [h("p", {}, (row.word ?? "built") + (row.reason ? `: ${row.reason}` : ""))]),
       h("dl", {}, ...facts.flatMap(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])),
       ...(others.length ? [h("p", { class: "tiles-others" }, "also in this cell: ", ...others.map(index =>
         h("button", { type: "button", class: "tiles-other", title: rows()[index].kernel, "data-row": index,
@@ -516,25 +567,28 @@ function render({ model, el }) {
       "spills", "smem", "programs_per_sm", "threads"].map(name => [name, row => getValue(row, name)])];
     const names = new Set([left, right].flatMap(row => Object.keys(row.counts ?? {})));
     lines.push(...[...names].map(name => [`${name} instructions`,
-      row => row.registers ? row.counts?.[name] ?? 0 : null]));
-    const labels = { ...COLUMNS, ratio: `× ${data.choice.peer}`, predicted_ms: "predicted ms",
-      programs_per_sm: "programs per SM" };
+      row => row.counts ? row.counts[name] ?? 0 : null]));
+    const ranked = [left, right].every(row => getValue(row, "ratio")), label = name =>
+      (COLUMNS[name] ?? name).replace("{}", data.choice.peer);
     const body = lines.map(([name, read]) => [name, read(left), read(right)])
       .filter(([, a, b]) => a !== null || b !== null).map(([name, a, b]) => {
         const number = typeof a === "number" && typeof b === "number", differs = a !== b;
         const field = name.endsWith(" instructions") ? "registers" : name;
         const counted = COUNTS.includes(field);
-        const change = !number ? "" : !differs ? "same" : counted || !a
+        const change = !number || ranked && ["ms", "tflops", "gbps"].includes(name) ? "" : !differs ? "same" : counted || !a
           ? `${b > a ? "+" : "−"}${formatNumber(Math.abs(b - a), field)}` :
           `${b > a ? "+" : "−"}${(100 * Math.abs(b / a - 1)).toFixed(Math.abs(b / a - 1) < 0.1 ? 1 : 0)} %`;
         const show = value => typeof value === "string" ? value : formatNumber(value, field);
-        return h("tr", { class: differs && "tiles-differs" }, h("th", { scope: "row" }, labels[name] ?? name),
-          h("td", {}, show(a)), h("td", {}, show(b)), h("td", {}, change));
+        const cell = value => h("td", { class: typeof value === "string" && "tiles-text" }, show(value));
+        return h("tr", { class: differs && "tiles-differs" }, h("th", { scope: "row" }, label(name)), cell(a), cell(b),
+          h("td", {}, change));
       });
     const head = (kind, row, index) => h("th", { scope: "col", title: row.kernel }, kind, h("br"),
       breakable(nameParts.short[index]));
-    compared.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, h("th"), head("pinned", left, pinned),
-      head("selected", right, selected), h("th", { scope: "col" }, "change"))), h("tbody", {}, ...body)));
+    compared.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, h("td"), head("pinned", left, pinned),
+      head("selected", right, selected), h("th", { scope: "col" }, "change"))), h("tbody", {}, ...body)),
+    ranked ? h("p", { class: "tiles-note" }, `The speed ranks: ${data.choice.peer} ran beside each. ` +
+      "Times of two moments do not compare, because the clock changes.") : "");
   }
 
   // ---- the roofline
@@ -591,7 +645,7 @@ function render({ model, el }) {
     for (const [intensity, speed, index] of points) {
       const best = index === data.state.best;
       const point = h("svg:g", { "data-row": index,
-        class: `tiles-point${rows()[index].overlay ? " hollow" : ""}${best ? " best" : ""}`,
+        class: `tiles-point${rows()[index].from_record ? " hollow" : ""}${best ? " best" : ""}`,
         transform: `translate(${x(intensity)} ${y(speed)})`, onclick: () => select(index, true) },
       h("svg:circle", { class: "ring", r: 0.62 * em }),
         h("svg:circle", { class: "dot", r: (best ? 0.42 : 0.28) * em }));
@@ -610,12 +664,13 @@ function render({ model, el }) {
   function parseRule(word) {
     const rule = word.match(/^(\w+)(<=|>=|<|>|=)([\d.]+)$/);
     if (!rule) return null;
-    const column = Object.keys(COLUMNS).find(name => [name, COLUMNS[name]].some(text => text.startsWith(rule[1])));
+    const column = Object.keys(COLUMNS).find(name => [name, COLUMNS[name].toLowerCase()].some(text =>
+      text.startsWith(rule[1])));
     return [column ?? rule[1], rule[2], +rule[3]];
   }
 
   function keepsRow(row, words) {
-    const text = `${row.kernel} ${row.status} ${row.reason ?? ""} ${row.note ?? ""}`.toLowerCase();
+    const text = `${row.kernel} ${row.status} ${describeStatus(row)} ${row.reason ?? ""} ${row.note ?? ""}`.toLowerCase();
     return words.every(word => {
       const rule = parseRule(word);
       if (!rule) return text.includes(word);
@@ -636,7 +691,8 @@ function render({ model, el }) {
     const isNumber = name => rows().some(row => typeof getValue(row, name) === "number");
     const unknown = readFilter().map(parseRule).find(rule => rule && !isNumber(rule[0]));
     return !unknown ? "" : `There is no column of numbers named ${unknown[0]}; there ${
-      tableColumns().filter(isNumber).length ? `are ${tableColumns().filter(isNumber).join(", ")}` : "is none yet"}.`;
+      tableColumns().filter(isNumber).length ? `are ${tableColumns().filter(isNumber).map(name =>
+        COLUMNS[name].split(/[, ]/)[0]).join(", ")}` : "is none yet"}.`;
   }
 
   function listRows() {
@@ -651,8 +707,10 @@ function render({ model, el }) {
   }
 
   function describeStatus(row) {
-    if (row.status === "ok") return row.again ? "ok, again" : "ok";
-    return row.word === "·" ? "waiting" : row.word;
+    const timed = row.ms ? (row.again ? "timed twice" : "timed") : "built";
+    const said = row.status === "ok" ? timed : row.word ?? row.status;
+    const mixed = rows().some(one => one.ms && !one.from_record); // the map's head says it where all are recorded
+    return (row.from_record && mixed ? `${said}, recorded` : said) + (row.built ? "; built here" : "");
   }
 
   function drawTable() {
@@ -678,15 +736,15 @@ function render({ model, el }) {
       line.addEventListener("pointerleave", () => hover(-1));
       return line;
     }));
-    const again = rows().filter(row => row.again).length, first = again ? `; the ${again} timed again come first` : "";
+    const again = rows().filter(row => row.again).length, first = again ? `; the ${again} timed twice come first` : "";
     const knows = name => rows().some(row => getValue(row, name));
     const ranked = knows("ratio") ?
-      `fastest first by ${label("ratio")}, not by ms, because the clock changes during a sweep${first}` :
-      knows("ms") ? `fastest first by ms${first}` :
+      `fastest first by speed beside ${data.choice.peer}, not by time, because the clock changes during a sweep${first}` :
+      knows("ms") ? `fastest first by time${first}` :
         rows().some(row => row.predicted_ms) ? "ranked by predicted time" : "not ranked: nothing is timed or predicted";
     const order = sort.column ? `sorted by ${label(sort.column)}` : ranked;
     tableNote.textContent = describeUnknownColumn() || `${shown.length} of ${rows().length}, ${order}` +
-      (nameParts.common ? `; all names: ${nameParts.common}` : "");
+      (nameParts.common ? `; all have ${nameParts.common}` : "");
     markRows();
     if (hadFocus) tableBody.querySelector("tr[tabindex='0']")?.focus({ preventScroll: true });
   }
@@ -701,7 +759,8 @@ function render({ model, el }) {
   tableBody.addEventListener("keydown", event => {
     const line = event.target.closest("tr"), next = { ArrowDown: line?.nextElementSibling,
       ArrowUp: line?.previousElementSibling }[event.key];
-    if (event.key === "ArrowDown" || event.key === "ArrowUp") event.preventDefault();
+    if (["ArrowDown", "ArrowUp", "Enter"].includes(event.key)) event.preventDefault();
+    if (line && event.key === "Enter") select(+line.dataset.row);
     if (!next) return;
     line.tabIndex = -1;
     next.tabIndex = 0;
@@ -755,7 +814,7 @@ function render({ model, el }) {
       paint.fillStyle = element.style.background || "#d4d4d4";
       paint.fillRect(label + x * cell[0] + 1, top + y * cell[1] + 1, cell[0] - 2, cell[1] - 2);
       paint.fillStyle = element.style.color || "#000";
-      paint.fillText(element.textContent, label + (x + 0.5) * cell[0], top + (y + 0.5) * cell[1], cell[0] - 4);
+      paint.fillText(element.textContent || element.dataset.cause, label + (x + 0.5) * cell[0], top + (y + 0.5) * cell[1], cell[0] - 4);
     }
     canvas.toBlob(blob => download(fileName(".png"), blob));
   }
@@ -806,10 +865,11 @@ function render({ model, el }) {
   }
 
   function drawStatus() {
-    const { problem, status: said, winner, done, total } = data.state;
+    const { problem, status: said, winner, cause, done, total } = data.state;
     status.replaceChildren(...(problem ? [h("p", { class: "tiles-problem" }, problem)] : []),
-      ...(said && live ? [h("p", { class: "tiles-count" }, said)] : []),
-        ...(winner.length ? [h("p", {}, winner.join(" · "))] : []));
+      ...(said && live ? [h("p", { class: "tiles-count" }, said)] : []));
+    answer.replaceChildren(...(winner.length ? [h("p", { class: "tiles-winner" }, winner[0])] : []),
+      ...(cause ? [h("p", { class: "tiles-cause" }, cause)] : []));
     progress.max = Math.max(total, 1);
     progress.value = done;
     mapPane.classList.toggle("tiles-stale", Boolean(problem));

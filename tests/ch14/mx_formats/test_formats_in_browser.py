@@ -18,9 +18,10 @@ ROOT = ".tiles-formats"
 GIVEN = explorer._elements()
 
 
-@pytest.fixture
-def page(browser, tmp_path):
-    with opened(browser, tmp_path, explorer.number_line()) as shown:
+@pytest.fixture(scope="module")
+def page(browser, tmp_path_factory):
+    """Return one number line, whose functions several tests call; one test changes what it shows."""
+    with opened(browser, tmp_path_factory.mktemp("page"), explorer.number_line()) as shown:
         yield shown
 
 

@@ -238,6 +238,18 @@ def test_links_to_what_is_no_page_become_words():
     body = '<a href="notes/x.ipynb#P">a</a> <a href="LICENSE">b</a> <a href="https://x.org">c</a> <a href="#d">d</a>'
     wanted = '<a href="x.html#P">a</a> b <a href="https://x.org">c</a> <a href="#d">d</a>'
     assert site._rewrite_links(body) == wanted
+    there = wanted.replace(" b ", ' <a href="https://x.org/files/LICENSE">b</a> ')
+    assert site._rewrite_links(body, "https://x.org/files/") == there
+
+
+def test_a_hosted_notebook_installs_the_course_and_finds_its_pictures():
+    cell = nbformat.v4.new_markdown_cell("![a](pictures/x/a.svg) (pictures)")
+    hosted = site._make_hosted(nbformat.v4.new_notebook(cells=[cell]), "owner/name")
+    setup, shown = hosted.cells
+    assert '%pip install -q "tiles-in-flight[hosted] @ git+https://github.com/owner/name"' in setup.source
+    picture = "https://raw.githubusercontent.com/owner/name/main/notebooks/pictures/x/a.svg"
+    assert shown.source == f"![a]({picture}) (pictures)" and "githubusercontent" not in cell.source
+    nbformat.validate(hosted)
 
 
 # ---- in Chromium, without a network

@@ -25,11 +25,31 @@ FLAG = """int* f = (int*)(out + 128); if (blockIdx.x == 0) { out[t] = x[t]; FENC
 if (t == 0) asm volatile("st.relaxed.gpu.global.s32 [%0], 1;" ::"l"(f) : "memory"); } else { int v = 0; if (t == 0)
 do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(f) : "memory"); while (!v);
 __syncthreads(); out[64 + t] = out[t]; }"""
+# The block writes 256 bytes of out, and the copy engine loads them again.
+LOAD_AGAIN = """__shared__ __align__(128) float s[64]; __shared__ u64 b;
+if (t == 0) { mbarrier_init(shared_address(&b), 1); fence_mbarrier_init(); } out[64 + t] = x[63 - t]; BEFORE
+__syncthreads(); if (t == 0) { AFTER
+mbarrier_arrive_expect_tx(shared_address(&b), 256); bulk_load(shared_address(s), out + 64, 256, shared_address(&b)); }
+mbarrier_wait(shared_address(&b), 0); out[t] = s[t];"""
+
+
+def load_again(before="", after=""):
+    fences = [
+        each and f'asm volatile("fence.proxy.async{each[1:]};" ::: "memory");' for each in (before, after)
+    ]
+    return LOAD_AGAIN.replace("BEFORE", fences[0]).replace("AFTER", fences[1])
+
+
 # name: what the kernel does, what the emulator says, and the launch where it is not one block of 64 threads
 WRONG = {
     "sum in shared memory": (
         "__shared__ float s; if (t == 0) s = 0; __syncthreads(); s += x[t]; __syncthreads(); out[0] = s;",
         "a data race",
+    ),
+    "a load of what threads wrote": (load_again(), "without a proxy fence of global memory"),
+    "a fence of shared memory before such a load": (
+        load_again("+.shared::cta"),
+        "reads byte 256 of the tensor `out`, which thread 0 has written in this launch without a proxy fence",
     ),
     "sum in global memory": ("out[0] += x[t];", "a data race"),
     "histogram": ("__shared__ int h[8]; if (t < 8) h[t] = 0; __syncthreads(); h[t % 8]++;", "a data race"),
@@ -204,6 +224,9 @@ RIGHT = {
         "atomicExch(&lock, 0); } __syncthreads(); out[0] = s;",
         2,
     ),
+    "a load of what threads wrote, and a fence of each writer": (load_again(before="+"), 64),
+    "the same with a fence of global memory": (load_again(before="+.global"), 64),
+    "the same with a fence of the thread that loads": (load_again(after="+"), 64),
     "two buffers of cp.async": (
         "__shared__ __align__(16) float s[2][64]; auto load = [&](int i) {"
         "if (t < 16) cp_async_16(shared_address(&s[i % 2][4 * t]), x + 64 * i + 4 * t); cp_async_commit(); };"

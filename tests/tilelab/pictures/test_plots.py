@@ -182,17 +182,12 @@ def test_colours_are_fixed():
     assert not set(plots.OTHERS) & set(plots.COLOURS.values())
 
 
-def test_rank_correlation():
-    assert plots.rank_correlation([1, 2, 3], [10, 20, 300]) == pytest.approx(1)
-    assert plots.rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-
-
 def test_a_picture_has_alternative_text():
     from IPython.core.formatters import DisplayFormatter
 
     figure = diagrams.canvas(TITLES["title"], "", 4, 2)[0]
     data, metadata = DisplayFormatter().format(figure)
-    assert metadata["image/png"] == {"alt": TITLES["title"]} and "text/plain" in data
+    assert metadata["image/png"]["alt"] == TITLES["title"] and "text/plain" in data
     assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
     _, metadata = DisplayFormatter().format(figure.describe("Two dollars."))
-    assert metadata["image/png"] == {"alt": "Two dollars."}
+    assert metadata["image/png"]["alt"] == "Two dollars."

@@ -34,7 +34,7 @@ def find_children(parent: int) -> dict[int, str]:
             state = (folder / "stat").read_text().rpartition(")")[2].split()
             if state[0] != "Z":
                 commands[int(folder.name)] = (
-                    (folder / "cmdline").read_text().replace("\0", " ")
+                    (folder / "cmdline").read_text(errors="replace").replace("\0", " ")
                 )  # it may end meanwhile
                 parents[int(folder.name)] = int(state[1])
     found, new = {}, {parent}

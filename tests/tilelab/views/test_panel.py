@@ -199,7 +199,10 @@ def test_a_kernel_brings_its_own_menus_keeps_what_both_have_and_gets_its_choices
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.title)
 def test_a_kernel_opens_at_a_shape_of_its_record(kernel):
     shown = panel.Panel(kernel, target="sm_90a", preset=list(kernel.presets)[-1])
-    assert any(row["status"] == "ok" and row["overlay"] == "row" for row in shown.rows())
+    assert any(row["status"] == "ok" and row.get("from_record") for row in shown.rows())
+    shown = panel.Panel(kernel, target="sm_90a")
+    known = [row for row in shown.rows() if row.get("from_record") or row["status"] == "rejected"]
+    assert len(known) == len(shown.rows()), "it opens with configurations of which no record is"
 
 
 @pytest.mark.parametrize(
@@ -303,11 +306,15 @@ def test_recorded_rows_show_before_anything_runs_and_only_for_their_target(scree
     label = "recorded on NVIDIA H200"
     assert label in seen.data["choice"]["source"] and seen.data["choice"]["roofline"]["flat"]
     assert sum("ratio" in row for row in seen.of_status("ok")) > 50
-    assert all(row["overlay"] == "row" for row in seen.of_status("ok"))
-    assert "rank correlation" in seen.said and "fastest, recorded" in seen.said
-    timed, rejected = len(seen.of_status("ok")), len(seen.of_status("rejected"))
+    assert all(row["from_record"] for row in seen.of_status("ok"))
     assert (
-        f"not swept here yet; the record has a time for {timed} of 96 · {rejected} rejected · press Run to build"
+        "rank correlation" in seen.said
+        and "Why: " in seen.data["state"]["cause"]
+        and "fastest, recorded" in seen.said
+    )
+    timed = len(seen.of_status("ok"))
+    assert (
+        f"{timed} of 96 have a recorded time · 28 of 96 cannot run · press Run to build the others"
         in seen.said
     )
     assert not seen.data["state"]["done"]
@@ -321,13 +328,20 @@ def test_building_leaves_the_recorded_winner_and_its_ranks(screen):
     shown = grid_of_96()
     seen = screen(shown)
     before, order = seen.best(), seen.data["state"]["order"]
-    shown._session_rows |= built_rows(shown)
+    timed = seen.of_status("ok")
+    built = built_rows(shown)
+    shown._session_rows |= dict([*built.items()][: len(built) // 2])  # as a cancelled sweep leaves them
+    shown._send_rows()
+    assert [row["kernel"] for row in seen.of_status("ok")] == [row["kernel"] for row in timed]
+    assert sum(row.get("here", False) for row in seen.data["rows"]) == len(built) // 2
+    shown._session_rows |= built
     shown._send_rows()
     after = seen.best()
     assert (after["ms"], after["kernel"]) == (before["ms"], before["kernel"]) and after["again"]
     assert seen.data["state"]["order"][:10] == order[:10]
-    built = seen.of_status("ok")[0]
-    assert built["registers"] == 168 and built["overlay"] == "times"
+    for row, recorded in zip(seen.of_status("ok"), timed):  # two compilers do not mix
+        assert row["built"]["registers"] == 168 and row["registers"] == recorded["registers"]
+    assert seen.data["choice"]["compilers"]["record"].startswith("Triton 3.6")
     assert "recorded on NVIDIA H200" in seen.data["choice"]["source"]
     caption = snapshot.make_table(shown._choice, shown.rows()).caption
     assert "timed again" in caption and "ranked by the ratio of timings paired with cuBLAS" in caption
@@ -472,7 +486,7 @@ def test_while_a_sweep_runs_only_the_picture_changes(made_up, screen):
 def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweeps, screen):
     shown = small()
     seen = screen(shown)
-    assert len(seen.of_status("waiting")) == 4 and "0 of 4" in seen.said
+    assert len(seen.of_status("waiting")) == 4 and seen.said.strip() == "press Run to build them here"
     click(shown, "run")
     assert seen.data["state"]["running"]
     shown.wait()
@@ -505,11 +519,11 @@ def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweeps, scr
     assert (
         len(seen.of_status("ok")) == len(seen.data["rows"]) and "recorded on" in seen.data["choice"]["source"]
     )
-    assert all(row["overlay"] == "times" for row in seen.data["rows"])
+    assert all(row["from_record"] and row["here"] for row in seen.data["rows"])
     choose(recorded, target="sm_100a")
     run(recorded)
     assert "recorded" not in str(seen.data["choice"]) and not any(
-        "overlay" in row for row in seen.data["rows"]
+        "from_record" in row for row in seen.data["rows"]
     )
     assert all(row["registers"] for row in seen.data["rows"])
 
@@ -546,7 +560,7 @@ def test_a_live_sweep_with_faults_has_a_winner(tmp_path, screen, monkeypatch):
     shown = panel.Panel(OddPanelSpace)
     seen = screen(shown)
     run(shown)
-    assert "8 ok, 1 wrong, 2 failed" in seen.said and "fastest: " in seen.said
+    assert "8 timed, 1 wrong, 2 failed" in seen.said and "fastest: " in seen.said
     assert [row["word"] for row in seen.of_status("failed")] == ["failed", "failed"]
     assert "an element is wrong" in seen.of_status("wrong")[0]["reason"]
     assert seen.best()["status"] == "ok"
@@ -578,7 +592,7 @@ def test_a_target_switch_on_what_is_built_is_sent_within_100_ms():
 def test_a_rejected_row_says_why(screen):
     seen = screen(grid_of_96(target="sm_120a"))
     row = seen.of_status("rejected")[0]
-    assert row["word"] == "smem" and "sm_120a has 101,376 B" in row["reason"]
+    assert row["word"] == "over shared memory" and "sm_120a has 101,376 B" in row["reason"]
 
 
 def test_what_is_drawn_is_known_and_predictions_come_before_registers():
@@ -592,7 +606,7 @@ def test_what_is_drawn_is_known_and_predictions_come_before_registers():
     assert choice.choose_field(unpredicted, "ms") == "registers"
     assert choice.choose_field([], "ratio") == "registers", "nothing can be timed on this machine"
     told = snapshot.make_outputs(choice, built, "tile", "stages", "ratio")[0].description
-    assert "predicted ms" in told and "speed" not in told
+    assert "predicted time, ms" in told and "speed" not in told
     told = snapshot.make_outputs(choice, rows, "tile", "stages", "ratio")[0].description
     assert re.search(
         r"recorded: \S+ · .* · persistent · C in 2 parts, \d\.\d\d × cuBLAS, .* each tile and stages, "
@@ -603,11 +617,14 @@ def test_what_is_drawn_is_known_and_predictions_come_before_registers():
 
 def test_words_and_shades():
     row = {"status": "rejected", "reason": "256 threads have at most 255 registers each."}
-    assert panel_rows.short_status(row) == "regs"
+    assert panel_rows.short_status(row) == "too many registers"
     assert panel_rows.short_status({"status": "failed", "reason": "no answer within 60 s"}) == "failed"
     assert panel_rows.shade(2.0, [1.0, 2.0], "ms") == 0
-    assert panel_rows.shade(1.0, [1.0, 2.0], "ms") == panel_rows.shade(1.0, [0.1, 1.0], "ratio") == 1
-    assert panel_rows.shade(5, [5], "registers") == 1 and panel_rows.shade(0.5, [0.4, 0.5], "ratio") == 0.5
+    assert panel_rows.shade(1.0, [1.0, 2.0], "ms") == panel_rows.shade(5, [5], "registers") == 1
+    ratios = [0.01, *[0.8] * 9, 1.0, 1.25]  # the outlier does not take the range
+    assert [panel_rows.shade(ratio, ratios, "ratio") for ratio in (0.01, 0.8, 1.0, 1.25)] == pytest.approx(
+        [0, 0, 0.5, 1]
+    )
 
 
 def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
@@ -630,16 +647,17 @@ def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
     ]
     assert panel_rows.find_winner(rows) is rows[1]
     assert panel_rows.top_rows(rows) == panel_rows.rank_rows(rows) == [rows[1], rows[2], rows[0], rows[3]]
-    fastest, why, near, model = sentences.describe_winner(rows, "cuBLAS")
-    assert fastest == "fastest: 1.1, 0.96 × cuBLAS, 1.10 ms" and near == "within 1 %: 2 more configurations"
+    fastest, why, twice, near, model = sentences.describe_winner(rows, "cuBLAS")
+    assert fastest == "fastest: 1.1, 0.96 × cuBLAS, 1.10 ms" and near.startswith("2 more configurations are")
     assert why == (
-        "ranked by × cuBLAS, not by ms, because the clock changes during a sweep; the shortest time is "
-        "0.900 ms"
+        "Speeds beside cuBLAS rank, not times, because the clock changes during a sweep: the shortest time is "
+        "0.900 ms, of another configuration."
     )
+    assert "side by side" in twice
     rows[3]["ms"] = 1.15
     rows[0]["final_ms"] = 1.1
     assert not any("shortest" in said for said in sentences.describe_winner(rows, "cuBLAS"))
-    assert model.endswith("predicted place 2")
+    assert "in place 2 of 4" in model
 
 
 def test_numbers_keep_their_zeros():

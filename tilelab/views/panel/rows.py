@@ -1,11 +1,13 @@
 """The rows behind the sweep panel: one per configuration, from this session, from the journal or from a record.
 
-A row is one of a Sweep. Its `status` is "waiting" before the sweep has come to it. `overlay` says that values of a
-record are laid over it: "row" for a whole recorded row, "times" for recorded times over what was built here.
+A row is one of a Sweep. Its `status` is "waiting" before the sweep has come to it. `from_record` says that its figures
+are those of a record, which stay until the configuration is measured on this machine. `here` says that a sweep on this
+machine has built or measured it; where the figures are recorded, `built` holds what was built here.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
@@ -14,8 +16,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tilelab.pictures import plots
-from tilelab.runtime import device
+from tilelab.pictures import scales
+from tilelab.runtime import device, provenance
 from tilelab.sweeps import sweep
 from tilelab.sweeps.journal import Journal, journal_for
 from tilelab.sweeps.space import Space
@@ -23,21 +25,23 @@ from tilelab.sweeps.space import Space
 TOP = 10
 # The fields that cells can show, with a label (for the peer's name) and whether less is better.
 SHOWN_FIELDS = {
-    "ratio": ("speed × {}", False),
-    "ms": ("ms", True),
-    "predicted_ms": ("predicted ms", True),
-    "registers": ("registers", False),
+    "ratio": ("speed, × {}", False),
+    "ms": ("time, ms", True),
+    "predicted_ms": ("predicted time, ms", True),
+    "registers": ("registers per thread", False),
     "smem": ("shared memory, KiB", False),
     "programs_per_sm": ("programs per SM", False),
 }
+COMPILERS = {"triton": "Triton", "cuda": "CUDA"}  # their fields in a record's versions
 TIMES, RATES = ("ratio", "ms"), ("tflops", "gbps")
 NUMBERS = {*SHOWN_FIELDS, *RATES, *"peer_ms final_ms final_ratio error peer_error spills threads".split()}
-# The fields that a record adds to a configuration that was only built here.
-MEASURED_FIELDS = (
-    "status reason ms peer_ms ratio final_ms final_ratio tflops gbps error peer_error note"
-).split()
+BUILT_FIELDS = (
+    "status reason registers spills smem threads programs_per_sm counts".split()
+)  # what a build finds
 # The fields of a row that the view in the browser gets as they are; get_value gives it the others.
-SENT_FIELDS = "kernel status reason note registers spills smem threads programs_per_sm overlay".split()
+SENT_FIELDS = (
+    "kernel status reason note registers spills smem threads programs_per_sm from_record here".split()
+)
 
 
 def is_drawable(field: str, value: Any) -> bool:
@@ -51,18 +55,22 @@ def get_value(row: dict, field: str) -> float | None:
     """Return a field's number as the panel shows it, or None. The interleaved timing goes before the first."""
     if row["status"] != "ok" and (row["status"], field) != ("waiting", "predicted_ms"):
         return None
-    value = row.get(f"final_{field}") or row.get(field)
+    value = row.get(f"final_{field}") or row.get(field, row.get("built", {}).get(field))
     if value and field in RATES and row.get("ms") and row.get("final_ms"):
         value *= row["ms"] / row["final_ms"]
     return value / 1024 if value and field == "smem" else value
 
 
 def short_status(row: dict) -> str:
-    """Return one word for a row without a value: the resource that it exceeds, or its status."""
-    if row["status"] in ("ok", "wrong", "waiting"):
-        return "·" if row["status"] == "waiting" else row["status"]
-    causes = {"register": "regs", "shared memory": "smem", "tensor memory": "tmem"}
-    return next((word for cause, word in causes.items() if cause in row.get("reason", "")), row["status"])
+    """Return the words for a row without a value: the resource that it exceeds, or its status."""
+    if row["status"] != "rejected":
+        return {"waiting": "not built"}.get(row["status"], row["status"])
+    causes = {
+        "register": "too many registers",
+        "shared memory": "over shared memory",
+        "tensor memory": "over tensor memory",
+    }
+    return next((words for cause, words in causes.items() if cause in row.get("reason", "")), "cannot run")
 
 
 def rank_rows(rows: Sequence[dict]) -> list[dict]:
@@ -70,35 +78,42 @@ def rank_rows(rows: Sequence[dict]) -> list[dict]:
     order = {"ok": 0, "waiting": 1}
     untimed = [row for row in rows if row["status"] != "ok" or not row.get("ms")]
     untimed.sort(key=lambda row: (order.get(row["status"], 2), row.get("predicted_ms") or math.inf))
-    return sweep.sort_by_speed(rows) + untimed
+    return sort_by_speed(rows) + untimed
+
+
+def sort_by_speed(rows: Iterable[dict]) -> list[dict]:
+    """Return the timed rows as a Sweep ranks them: those measured on this machine first, then those of the record."""
+    ranked = sweep.sort_by_speed(rows)
+    return sorted(ranked, key=lambda row: "from_record" in row)
 
 
 def find_winner(rows: Iterable[dict]) -> dict | None:
     """Return the fastest row as a Sweep names it; None where nothing is timed."""
-    return next(iter(sweep.sort_by_speed(rows)), None)
+    return next(iter(sort_by_speed(rows)), None)
 
 
 def top_rows(rows: Sequence[dict]) -> list[dict]:
     """Return the ten fastest rows; where nothing is timed, the ten built ones that the model ranks first."""
-    return (sweep.sort_by_speed(rows) or [row for row in rank_rows(rows) if row["status"] == "ok"])[:TOP]
+    return (sort_by_speed(rows) or [row for row in rank_rows(rows) if row["status"] == "ok"])[:TOP]
 
 
 def shade(value: float, values: Sequence[float], field: str) -> float:
     """Return where a value of a field stands on the colour scale, as the view in the browser shades it."""
-    return plots.place_on_scale(
-        value, values, from_zero_to=1 if field == "ratio" else None, less_is_better=SHOWN_FIELDS[field][1]
-    )
+    if field == "ratio":
+        return scales.place_around_one(value, values)
+    return scales.place_on_scale(value, values, less_is_better=SHOWN_FIELDS[field][1])
 
 
 def describe_row(row: dict) -> dict:
     """Return a row as the view in the browser gets it: numbers of six digits, without what is not known."""
+    built = describe_row(row["built"]) if "built" in row else None
     found = {name: row.get(name) for name in SENT_FIELDS} | {"word": short_status(row)}
     found |= {name: get_value(row, name) for name in ("predicted_ms", *TIMES, *RATES)}
     found |= {name: row.get(name) for name in ("error", "peer_error")}
     found["counts"] = {
         str(name): count for name, count in row.get("counts", {}).items() if isinstance(count, int)
     }
-    found["again"] = bool(row.get("final_ms"))
+    found |= {"again": bool(row.get("final_ms")), "built": built}
     rounded = {
         name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in found.items()
     }
@@ -115,8 +130,8 @@ class Choice:
     """The choice in the menus, with its configurations and the rows that are known without a sweep.
 
     `configs` and `initial_rows` are the configurations and their first rows by key, `recorded_rows` the rows of the
-    record by the configuration's name, and `source` says where those were measured. `same_target` says whether the
-    record is of this target.
+    record by the configuration's name, and `source` says where those were measured. `compilers` names the compilers of
+    the record and of this machine, and `same_target` says whether the record is of this target.
     """
 
     space: Space
@@ -126,35 +141,35 @@ class Choice:
     initial_rows: dict[str, dict]
     recorded_rows: dict[str, dict]
     source: str
+    compilers: dict[str, str]
     same_target: bool
 
-    def rows(self, session_rows: dict[str, dict], running: bool = False) -> list[dict]:
-        """Return a row for every configuration: from `session_rows` (by key), overlaid with or else from the record."""
-        swept = running or any(key in session_rows for key in self.initial_rows)
-        rows = [
-            self._overlay({**row, **session_rows.get(key, {})}, swept)
-            for key, row in self.initial_rows.items()
-        ]
-        return [{field: value for field, value in row.items() if is_drawable(field, value)} for row in rows]
+    def rows(self, session_rows: dict[str, dict]) -> list[dict]:
+        """Return a row for every configuration: of the record, or from `session_rows` (by key) where it says more."""
+        return [self._combine(row, session_rows.get(key, {})) for key, row in self.initial_rows.items()]
 
-    def _overlay(self, row: dict, swept: bool) -> dict:
-        recorded = self.recorded_rows.get(row["kernel"], {})
-        if not swept and recorded and row["status"] == "waiting":
-            return {
-                **row,
-                **recorded,
-                "kernel": row["kernel"],
-                "predicted_ms": row["predicted_ms"],
-                "overlay": "row",
+    def _combine(self, row: dict, found: dict) -> dict:
+        """Return the first row of a configuration with what the record or a sweep here has found."""
+
+        def keep_drawable(row: dict) -> dict:
+            return {field: value for field, value in row.items() if is_drawable(field, value)}
+
+        swept = found and row["status"] == "waiting"  # a rejected one is never built
+        recorded = self.recorded_rows.get(row["kernel"])
+        if not recorded or row["status"] != "waiting" or swept and self.space.can_measure:
+            return keep_drawable({**row, **found, **({"here": True} if swept else {})})
+        shown = {**row, **recorded, "kernel": row["kernel"], "predicted_ms": row["predicted_ms"]}
+        if swept:
+            shown |= {
+                "here": True,
+                "built": keep_drawable({name: found[name] for name in BUILT_FIELDS if name in found}),
             }
-        only_built = swept and not self.space.can_measure and row["status"] == "ok"
-        if only_built and recorded.get("status") in ("ok", "wrong", "failed"):
-            return {
-                **row,
-                **{name: recorded[name] for name in MEASURED_FIELDS if name in recorded},
-                "overlay": "times",
-            }
-        return row
+        return keep_drawable({**shown, "from_record": True, "key": row["key"]})
+
+    def count_done(self, session_rows: dict[str, dict]) -> collections.Counter:
+        """Return how many configurations a sweep here has finished, by status."""
+        rows = ({**row, **session_rows.get(key, {})} for key, row in self.initial_rows.items())
+        return collections.Counter(row["status"] for row in rows if row["status"] != "waiting")
 
     def choose_field(self, rows: Sequence[dict], wanted: str) -> str:
         """Return the field that cells show: the wanted one, or the first that is known where no row has it."""
@@ -169,7 +184,7 @@ class Choice:
         found = {}
         for name, label in self.space.axes.items():
             labels = [str(label(config)) for config in self.configs.values()]
-            order = sorted(set(labels), key=plots.natural_key)
+            order = sorted(set(labels), key=scales.natural_key)
             found[name] = {"labels": order, "of": [order.index(text) for text in labels]}
         return found
 
@@ -182,15 +197,16 @@ class Choice:
             "peer": self.space.peer,
             "target": self.space.target,
             "source": self.source,
+            "compilers": self.compilers,
             "measures": self.space.can_measure,
             "keys": list(self.configs),
             "axes": self.axes,
-            "roofline": self._describe_roofline(configs, dtype),
+            "roofline": self._describe_roofline(dtype),
             "reprs": [repr(config) for config in configs],
             "imports": "\n".join(f"from {module} import {name}" for module, name in classes),
         }
 
-    def _describe_roofline(self, configs: list, dtype: str) -> dict:
+    def _describe_roofline(self, dtype: str) -> dict:
         if not (self.space.can_measure or self.same_target):  # the roofs are of another GPU
             return {"problem": f"no roofline: nothing is timed on {self.space.target}"}
         try:
@@ -201,7 +217,7 @@ class Choice:
                 "unit": roof.unit,
                 "flat": roof.flat_roofs,
                 "slopes": roof.bandwidth_roofs,
-                "intensity": [float(roof.intensity(config)) for config in configs],
+                "intensity": [float(roof.intensity(config)) for config in self.configs.values()],
             }
         except Exception as error:  # no record of the roofs
             return {"problem": f"no roofline: {describe_error(error)}"}
@@ -234,13 +250,19 @@ def make_choice(kernel: type[Space], shape: str, dtype: str, preset: str, target
     return Choice(space, journal, name, configs, initial_rows, *_load_recorded(space))
 
 
-def _load_recorded(space: Space) -> tuple[dict[str, dict], str, bool]:
+def _name_compilers(versions: dict) -> str:
+    return ", ".join(f"{name} {versions[key]}" for key, name in COMPILERS.items() if versions.get(key))
+
+
+def _load_recorded(space: Space) -> tuple[dict[str, dict], str, dict[str, str], bool]:
+    compilers = {"here": _name_compilers(provenance.versions())}
     try:
         record = space.load_record()
     except FileNotFoundError:
         record = None
     if record is None or record.device["target"] != space.target:
-        return {}, "", False
+        return {}, "", compilers, False
+    compilers["record"] = _name_compilers(record.data.get("versions") or {})
     rows = {
         row.get("kernel") or row.get("config"): row
         for row in record.rows
@@ -248,4 +270,21 @@ def _load_recorded(space: Space) -> tuple[dict[str, dict], str, bool]:
         and row.get("shape") == list(space.shape)
         and row.get("dtype") == space.dtype
     }
-    return rows, record.label().partition(" (")[0] if rows else "", True  # the label's brackets hold hashes
+    source = record.label().partition(" (")[0] if rows else ""  # the label's brackets hold hashes
+    return rows, source, compilers, True
+
+
+def sort_by_record(kernel: type[Space], dtype: str, target: str) -> list[str]:
+    """Return the presets of a kernel at its first shape, first those of which the record holds the largest part."""
+
+    def order(preset: str) -> tuple:
+        configs = kernel.presets[preset](dtype)
+        known = sum(space.label(config)["kernel"] in recorded for config in configs)
+        return -known / max(len(configs), 1), -known
+
+    try:
+        space = kernel(next(iter(kernel.shapes.values())), dtype, target or None)
+        recorded = _load_recorded(space)[0]
+        return sorted(kernel.presets, key=order)
+    except Exception:  # make_choice will say what is wrong
+        return list(kernel.presets)

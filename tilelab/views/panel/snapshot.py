@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import math
 
 from IPython.display import HTML
 
-from tilelab.pictures import plots
+from tilelab.pictures import plots, scales
 from tilelab.records import results
 from tilelab.runtime import device
 from tilelab.views.panel import rows as panel_rows
@@ -14,25 +15,24 @@ from tilelab.views.panel.rows import SHOWN_FIELDS, TOP, Choice, get_value
 from tilelab.views.panel.sentences import describe_winner
 
 FORMATS = {"ratio": "{:.2f}", "ms": "{:#.3g}", "predicted_ms": "{:#.3g}"}
-# The columns of the table and their headings.
-COLUMNS = {
+HEADINGS = {  # of the table's columns; {} is the peer
     "kernel": "configuration",
-    "ratio": "× {peer}",
-    "ms": "ms",
+    "ratio": "× {}",
+    "ms": "time, ms",
     "gbps": "GB/s",
-    "predicted_ms": "predicted, ms",
-    "registers": "registers",
+    "predicted_ms": "predicted time, ms",
+    "registers": "registers per thread",
     "smem": "shared memory, KiB",
 }
-# What a grey cell of the heat map says.
-MARKS = {
-    "regs": "too many registers",
-    "smem": "too much shared memory",
-    "tmem": "too much tensor memory",
-    "failed": "it failed",
-    "wrong": "its result is wrong",
+LETTERS = {  # what a cell of the picture holds; its source line explains them
+    "too many registers": "R",
+    "over shared memory": "S",
+    "over tensor memory": "T",
+    "cannot run": "–",
+    "failed": "F",
+    "wrong": "W",
+    "not built": "·",
 }
-NARROW_COLUMNS = 10  # from here on a cell is too narrow for a word such as "failed"
 
 
 def make_outputs(choice: Choice, rows: list[dict], x: str, y: str, field: str) -> tuple:
@@ -51,28 +51,27 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
         for (i, j), inside in group_cells(choice.axes, rows, x, y).items()
     ]
     columns, lines = choice.axes[x]["labels"], choice.axes[y]["labels"]
-    narrow = len(columns) >= NARROW_COLUMNS
-    refused = {panel_rows.short_status(row) for row in drawn if row["status"] != "ok"}
     label = SHOWN_FIELDS[field][0].format(choice.space.peer)
     finding = [*describe_winner(rows, choice.space.peer), label][0]
-    meanings = [
-        f"{word[0] if narrow else word} = {meaning}" for word, meaning in MARKS.items() if word in refused
-    ]
-    marks = f"; grey: {', '.join(meanings)}" if meanings else ""
+    reasons = {panel_rows.short_status(row) for row in drawn if row["status"] != "ok"}
+    marks = "".join(f"; {letter}: {words}" for words, letter in LETTERS.items() if words in reasons)
     style = FORMATS.get(field, "{:.3g}")
     words = {
         "title": f"{choice.name}: {finding}",
         "source": f"{label}; {_describe_origin(choice, rows)}{marks}",
     }
+    if field == "ratio" and values:
+        span = math.exp(scales.find_span(values))
+        words |= {"centre": 1, "key": {0: f"≤ {1 / span:.2f}", 0.5: "1.00", 1: f"≥ {span:.2f}"}}
     functions = {
-        "mark": lambda row: panel_rows.short_status(row)[: 1 if narrow else None],
+        "mark": lambda row: LETTERS.get(panel_rows.short_status(row), "–"),
         "shade": lambda value: panel_rows.shade(value, values, field),
     }
     figure = plots.heat_map(drawn, "x", "y", field, fmt=style, x_label=x, y_label=y, **words, **functions)
     axes = figure.axes[0]
     axes.set_xticks(range(len(columns)), map(plots.escape_math, columns))
     axes.set_yticks(range(len(lines)), map(plots.escape_math, lines))
-    if len(columns) > 9 or sum(map(len, columns)) > 80:  # horizontal labels would touch
+    if len(columns) > 7 or sum(map(len, columns)) > 60:  # horizontal labels would touch
         axes.tick_params(axis="x", rotation=60)
     shown = [row[field] for row in drawn if row[field] is not None]
     spread = f", from {style.format(min(shown))} to {style.format(max(shown))}" if shown else ""
@@ -91,39 +90,42 @@ def group_cells(axes: dict, rows: list[dict], x: str, y: str) -> dict[tuple[int,
 
 
 def _describe_origin(choice: Choice, rows: list[dict]) -> str:
-    overlays = {row.get("overlay") for row in rows}
-    built = f"built for {choice.space.target}"
-    if overlays == {None}:
-        return device.current().name if choice.space.can_measure else f"{built}, not timed"
-    return f"{built}; times {choice.source}" if "times" in overlays else choice.source
+    """Return where the figures come from: the record, this machine or both."""
+    origins = [choice.source] if any("from_record" in row for row in rows) else []
+    here = (
+        f"on {device.current().name}" if choice.space.can_measure else f"for {choice.space.target}, not timed"
+    )
+    if any("here" in row for row in rows if "from_record" not in row):
+        origins.append(f"{'measured' if choice.space.can_measure else 'built'} here {here}")
+    return "; ".join(origins) or "nothing is built yet"
 
 
 def make_table(choice: Choice, rows: list[dict]) -> results.Table:
     """Return the top ten with their known columns, or the reasons why nothing runs."""
     top = panel_rows.top_rows(rows)
-    counts = ", ".join(
-        f"{n} {status}" for status, n in collections.Counter(row["status"] for row in rows).items()
+    said = collections.Counter(
+        ("timed" if row.get("ms") else "built") if row["status"] == "ok" else panel_rows.short_status(row)
+        for row in rows
     )
+    counts = ", ".join(f"{n} {words}" for words, n in said.items())
     if not top:
+        refused = [row for row in rows if row.get("reason")][:TOP]
         return results.table(
-            [row for row in rows if row.get("reason")][:TOP],
+            [{"configuration": row["kernel"], "reason": row["reason"]} for row in refused],
             f"{choice.name}: {counts}",
-            ["kernel", "status", "reason"],
+            ["configuration", "reason"],
         )
     order = "the fastest" if any(row.get("ms") for row in top) else "predicted fastest first"
     if any(row.get("ratio") for row in top):
         order = f"the fastest, ranked by the ratio of timings paired with {choice.space.peer}'s"
     order += ", those timed again before the rest" if any("final_ms" in row for row in top) else ""
-    headings = {
-        name: heading.format(peer=choice.space.peer)
-        for name, heading in COLUMNS.items()
-        if any(row.get(name) is not None for row in top)
-    }
-    shown = [
-        {
-            heading: row[name] if name == "kernel" else get_value(row, name)
-            for name, heading in headings.items()
-        }
-        for row in top
-    ]
-    return results.table(shown, f"{choice.name}: {order}, {_describe_origin(choice, rows)} ({counts})")
+    columns = [name for name in HEADINGS if any(get_cell(row, name) is not None for row in top)]
+    headings = {name: HEADINGS[name].format(choice.space.peer) for name in columns}
+    shown = [{headings[name]: get_cell(row, name) for name in columns} for row in top]
+    caption = f"{choice.name}: {order}, {_describe_origin(choice, rows)} ({counts})"
+    return results.table(shown, caption, list(headings.values()))
+
+
+def get_cell(row: dict, name: str) -> float | str | None:
+    """Return what a cell of the table shows."""
+    return row["kernel"] if name == "kernel" else get_value(row, name)

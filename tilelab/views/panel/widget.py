@@ -18,7 +18,7 @@ from tilelab.sweeps import running_sweeps, sweep, tune
 from tilelab.sweeps.space import Space
 from tilelab.views import listing
 from tilelab.views.panel import rows as panel_rows
-from tilelab.views.panel import sentences, snapshot
+from tilelab.views.panel import sentences
 from tilelab.views.panel.rows import SHOWN_FIELDS, describe_error
 
 SNAPSHOT_S = 0.4  # from a change in the menus to a new snapshot
@@ -80,11 +80,16 @@ class Panel:
         """Restore the menus of a kernel; at its first visit, take over what both kernels offer."""
         before, kernel = self.values, self.kernels[name]
         self._values_of[before.get("kernel", "")] = before
-        self.values = self._values_of.get(name) or {
+        if known := self._values_of.get(name):
+            self.values = known
+            return
+        offers = self._options(kernel)
+        offers["preset"] = panel_rows.sort_by_record(kernel, offers["dtype"][0], offers["target"][0])
+        self.values = {
             "shape": next(iter(kernel.shapes)),
             **{
                 menu: before[menu] if before.get(menu) in options else options[0]
-                for menu, options in self._options(kernel).items()
+                for menu, options in offers.items()
             },
             "kernel": name,
         }
@@ -160,7 +165,7 @@ class Panel:
 
     def rows(self) -> list[dict]:
         """Return a row for every configuration of the choice; `status` is "waiting" before anything is known."""
-        return self._choice.rows(self._session_rows, self.running) if self._choice else []
+        return self._choice.rows(self._session_rows) if self._choice else []
 
     # -- the sweep
 
@@ -221,7 +226,7 @@ class Panel:
         choice, best = self._choice, panel_rows.find_winner(rows)
         if best is None or self.running or not choice.space.table or not choice.space.can_measure:
             return None
-        return None if "overlay" in best else best
+        return None if "from_record" in best else best
 
     def keep(self) -> None:
         """Put the fastest configuration into the table of tuned shapes, and say so."""
@@ -244,17 +249,18 @@ class Panel:
         """Return what the view shows beside the rows: menus, progress, the winner's sentences, what went wrong."""
         rows, choice, running = self.rows(), self._choice, self._owner.sweep
         swept = running or choice and any(key in self._session_rows for key in choice.configs)
-        done = sum(row["status"] != "waiting" for row in rows) if swept else 0  # recorded rows do not count
+        done = choice.count_done(self._session_rows) if swept else {}  # recorded rows do not count
         note = sentences.describe_progress(running) if running else self._note
         place = {id(row): index for index, row in enumerate(rows)}
         best = panel_rows.find_winner(rows)
         return {
             "values": dict(self.values),
             "running": self.running,
-            "done": done,
+            "done": sum(done.values()),
             "total": len(rows),
             "status": sentences.describe_status(choice, rows, done, note) if choice else "",
             "winner": sentences.describe_winner(rows, choice.space.peer) if choice else [],
+            "cause": sentences.describe_cause(choice, rows, self._described["roofline"]) if choice else "",
             "problem": self._problem,
             "keep": self._find_kept(rows) is not None,
             "order": [place[id(row)] for row in panel_rows.rank_rows(rows)],
@@ -336,6 +342,8 @@ class Panel:
 
     def _make_snapshot(self) -> tuple:
         with self._lock:
+            from tilelab.views.panel import snapshot  # with matplotlib, which the view alone does not need
+
             arguments = self._choice, self.rows(), *(self.values[name] for name in VIEW_MENUS)
         return snapshot.make_outputs(*arguments)
 
