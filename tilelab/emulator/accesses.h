@@ -91,8 +91,14 @@ static void publish_own(const Thread& thread, std::vector<u32>& known) {
     if (thread.stores_waited) raise(known, thread.store_component, thread.stores_waited);
 }
 // Let whoever acquires `to` know what the thread has done. Threads of its own block share its base already.
-static void publish(Thread& thread, Clock& to, u32 to_serial) {
+// If it does not release, it tells only what came before its last fence.
+static void publish(Thread& thread, Clock& to, u32 to_serial, bool releases = true) {
     const Block& block = blocks[thread.block];
+    if (!releases) {
+        for (auto& released : {thread.released, block.released})
+            if (released) join(to, to_serial, *released, block.serial);
+        return;
+    }
     if (block.serial != to_serial && block.base && to.last_base != block.base)
         join(to, to_serial, *block.base, block.serial), to.last_base = block.base;
     if (thread.row && to.last_row != thread.row)
@@ -257,6 +263,11 @@ static std::string describe_place(u64 address) {
     for (auto& region : regions)
         if (region.tensor >= 0 && region.begin <= address && address < region.end)
             return text("byte %llu of the tensor `%s`", address - region.begin, tensor_names[region.tensor].c_str());
+    for (auto& block : blocks) {
+        const u64 offset = address - reinterpret_cast<u64>(block.memory.data());
+        if (offset < shared_bytes && &block != &blocks[loaded])
+            return text("shared address %llu of block %s", offset, name_index(block.index, gridDim).c_str());
+    }
     const u64 offset = address - reinterpret_cast<u64>(static_begin);
     if (offset < static_bytes) return text("shared address %llu", offset);
     return text("shared address %llu", dynamic_base + address - reinterpret_cast<u64>(dynamic_shared));
@@ -507,7 +518,7 @@ static void record_shared(u32 offset, u32 bytes, u64 at) {
     });
 }
 // Record an access of the thread to its block's memory, or check only that it may write there (`writes` is false).
-static void record_shared(u32 offset, u32 bytes, bool writes, const char* what) {
+static void record_shared(u32 offset, u32 bytes, bool writes, const char* what, const Where* where = nullptr) {
     if (my_block().open_reads) require_unread(address_in_shared(offset), bytes, what);
     ++effects;
     if (!my_block().cells) return;
@@ -515,7 +526,8 @@ static void record_shared(u32 offset, u32 bytes, bool writes, const char* what) 
     for_each_slot(shared_region(me().block), offset, bytes, [&](Slot& slot, u64 at, u32) {
         Slot copy = slot;
         if (const u64 other = touch(writes ? slot : copy, mine, true, me(), since))
-            fail("%s: %s", what, describe_race(address_in_shared(at), other, true, other == slot.write).c_str());
+            fail_at(where ? *where : find_caller(__builtin_frame_address(0)), "%s: %s", what,
+                    describe_race(address_in_shared(at), other, true, other == slot.write).c_str());
         return false;
     });
 }
@@ -534,7 +546,8 @@ static void begin_load(const Operation& operation, u64 at) {
     if (!block.cells) return;
     const u64 mine = moment(me()), since = cluster_moment(operation.block);
     for_each_tile_unit(operation, [&](u32 unit) {
-        for_each_slot(shared_region(operation.block), unit, 16, [&](Slot& slot, u64 where, u32) {
+        const u32 bytes = std::min(16u, operation.bytes);  // st.async has fewer
+        for_each_slot(shared_region(operation.block), unit, bytes, [&](Slot& slot, u64 where, u32) {
             if (const u64 other = touch(slot, mine, true, me(), since)) {
                 if (u32(other >> 30 & 4095) == MBARRIER)
                     fail("%s overwrites the mbarrier at shared address %llu", operation.what, where);
@@ -741,12 +754,28 @@ static void excuse_reads(u64 address, u32 bytes) {
 // Where `signals` holds what only threads of the same block may know from a variable.
 static u64 key_in_block(u64 address) { return address ^ u64(my_block().serial) << 48; }
 
-static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const void* frame, bool acquires = true) {
+// The scope of the access is the block: no other block may have written there without an order between the two.
+static void require_own_block(u64 address, u32 bytes) {
+    const Region* region = locate(address, bytes, "uses");
+    if (!region || region->tensor < 0 || !region->cells) return;
+    for_each_slot(*region, address, bytes, [&](Slot& slot, u64 where, u32) {
+        if (slot.write >= region->since && slot.write >> 42 != my_block().serial && !is_before(slot.write, me()))
+            fail(
+                "uses %s in the scope of its block (.cta, _block), and %s has written it: the scope must be the GPU "
+                "(.gpu)",
+                describe_place(where).c_str(), describe_thread(slot.write).c_str());
+        return false;
+    });
+}
+
+static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const void* frame, bool acquires = true,
+                         bool in_block = false) {
     if (!is_running) return;
     count_polled();
     if (reads && writes) excuse_reads(address, bytes);
     if (address - running.stack < STACK_BYTES) return;
     if (reads) pause();
+    if (in_block) require_own_block(address, bytes);
     const u64 effects_before = effects;
     access(address, bytes, writes, true, frame);
     Thread& thread = me();
@@ -776,14 +805,14 @@ static void touch_signal(u64 address, u32 bytes, bool reads, bool writes, const 
     }
 }
 
-void begin_atomic(const void* address, u32 bytes, bool orders, bool in_block) {
+void begin_atomic(const void* address, u32 bytes, bool orders, bool in_block, bool acquires) {
     if (orders) fence_memory(in_block);
-    touch_signal(reinterpret_cast<u64>(address), bytes, true, true, __builtin_frame_address(0));
+    touch_signal(reinterpret_cast<u64>(address), bytes, true, true, __builtin_frame_address(0), acquires, in_block);
 }
 
 void begin_signal(const void* address, u32 bytes, bool writes, bool orders, bool in_block) {
     if (orders && writes) fence_memory(in_block);
-    touch_signal(reinterpret_cast<u64>(address), bytes, !writes, writes, __builtin_frame_address(0), orders);
+    touch_signal(reinterpret_cast<u64>(address), bytes, !writes, writes, __builtin_frame_address(0), orders, in_block);
 }
 
 void require_constant(const void* at, u32 bytes) {

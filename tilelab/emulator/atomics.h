@@ -9,8 +9,8 @@ struct Same {
     typedef T type;
 };
 template <typename T, typename Change>
-UNCHECKED T update(T* address, Change change) {
-    begin_atomic(address, sizeof(T));
+UNCHECKED T update(T* address, Change change, bool in_block = false) {
+    begin_atomic(address, sizeof(T), false, in_block);
     const T old = *address;
     *address = change(old);
     return old;
@@ -18,15 +18,15 @@ UNCHECKED T update(T* address, Change change) {
 
 }  // namespace emulator
 
-#define ATOMIC_IN_SCOPE(NAME, EXPRESSION)                                       \
-    template <typename T>                                                       \
-    T NAME(T* address, typename emulator::Same<T>::type value) {                \
-        return emulator::update(address, [&](T old) { return T(EXPRESSION); }); \
+#define ATOMIC_IN_SCOPE(NAME, EXPRESSION, IN_BLOCK)                                       \
+    template <typename T>                                                                 \
+    T NAME(T* address, typename emulator::Same<T>::type value) {                          \
+        return emulator::update(address, [&](T old) { return T(EXPRESSION); }, IN_BLOCK); \
     }
-#define ATOMIC(NAME, EXPRESSION)              \
-    ATOMIC_IN_SCOPE(NAME, EXPRESSION)         \
-    ATOMIC_IN_SCOPE(NAME##_block, EXPRESSION) \
-    ATOMIC_IN_SCOPE(NAME##_system, EXPRESSION)
+#define ATOMIC(NAME, EXPRESSION)                    \
+    ATOMIC_IN_SCOPE(NAME, EXPRESSION, false)        \
+    ATOMIC_IN_SCOPE(NAME##_block, EXPRESSION, true) \
+    ATOMIC_IN_SCOPE(NAME##_system, EXPRESSION, false)
 ATOMIC(atomicExch, value)
 ATOMIC(atomicAdd, old + value)
 ATOMIC(atomicSub, old - value)
@@ -40,14 +40,15 @@ ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 #undef ATOMIC
 #undef ATOMIC_IN_SCOPE
 
-#define ATOMIC_CAS(NAME)                                                                                           \
-    template <typename T>                                                                                          \
-    T NAME(T* address, typename emulator::Same<T>::type expected, typename emulator::Same<T>::type value) {        \
-        return emulator::update(address, [&](T old) { return memcmp(&old, &expected, sizeof(T)) ? old : value; }); \
+#define ATOMIC_CAS(NAME, IN_BLOCK)                                                                          \
+    template <typename T>                                                                                   \
+    T NAME(T* address, typename emulator::Same<T>::type expected, typename emulator::Same<T>::type value) { \
+        return emulator::update(                                                                            \
+            address, [&](T old) { return memcmp(&old, &expected, sizeof(T)) ? old : value; }, IN_BLOCK);    \
     }
-ATOMIC_CAS(atomicCAS)
-ATOMIC_CAS(atomicCAS_block)
-ATOMIC_CAS(atomicCAS_system)
+ATOMIC_CAS(atomicCAS, false)
+ATOMIC_CAS(atomicCAS_block, true)
+ATOMIC_CAS(atomicCAS_system, false)
 #undef ATOMIC_CAS
 
 #define ADD_VECTOR(T, EXPRESSION)                                                 \

@@ -60,7 +60,7 @@ struct Votes {
 };
 Votes meet(const char* what, u32 mask, u64 value);  // waits for the lanes of `mask`, which exchange values
 // `orders`: with a fence. `in_block`: which acts in this block alone.
-void begin_atomic(const void* address, u32 bytes, bool orders = false, bool in_block = false);
+void begin_atomic(const void* address, u32 bytes, bool orders = false, bool in_block = false, bool acquires = true);
 // A volatile, relaxed, acquiring or releasing load or store.
 void begin_signal(const void* address, u32 bytes, bool writes, bool orders, bool in_block = false);
 void require_constant(const void* address, u32 bytes);  // for a load through the cache for read-only data
@@ -74,16 +74,17 @@ const u8* exchange(const char* what, const void* value, u32 bytes);  // the valu
 void block_barrier(u32 name, u32 threads, const char* what);
 void arrive_at_block_barrier(u32 name, u32 threads, const char* what);
 void require_together(const char* what);  // the lanes of the warp, which have not parted since __syncwarp()
-void arrive_at_cluster();
+void arrive_at_cluster(bool releases = true);
 void wait_for_cluster();
 
 void init_barrier(u32 barrier, u32 arrivals, bool needs_fence = false);
 void fence_barriers();
 void invalidate_barrier(u32 barrier);
-u64 arrive(u32 barrier, u32 bytes, u32 arrivals = 1, bool drops = false);  // returns the phase before
+// Returns the phase before.
+u64 arrive(u32 barrier, u32 bytes, u32 arrivals = 1, bool drops = false, bool releases = true);
 void expect_bytes(u32 barrier, long bytes);
 void wait_for_phase(u32 barrier, u32 parity);
-bool try_phase(u32 barrier, u32 parity);  // waits too, and returns false if nothing else can run
+bool try_phase(u32 barrier, u32 parity, bool acquires = true);  // waits too, or returns false
 
 enum Kind { LOAD, STORE, ADD };
 void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what, const char* added = "",
@@ -116,6 +117,7 @@ UNCHECKED inline void multiply(Elements elements, float* d, u32 width, u64 a, u6
     for (u32 i = 0; i < width / 2; ++i) registers[i] = reinterpret_cast<u32*>(d + i);
     multiply({width, elements, elements}, registers, nullptr, a, b, accumulate);
 }
+void change_registers(u32 count);
 void commit_products();
 void wait_for_products(u32 pending);
 void store_matrices(u32 address, std::initializer_list<u32> rows, bool transposed);

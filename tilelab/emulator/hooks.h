@@ -30,13 +30,13 @@ static inline void check_aligned(const void* at, const char* verb) {
     HOOK __tsan_unaligned_read##BYTES(void* at) { access(reinterpret_cast<u64>(at), BYTES, false, false, CALLER); } \
     HOOK __tsan_unaligned_write##BYTES(void* at) { access(reinterpret_cast<u64>(at), BYTES, true, false, CALLER); } \
     HOOK __tsan_volatile_read##BYTES(void* at) {                                                                    \
-        touch_signal(reinterpret_cast<u64>(at), BYTES, true, false, CALLER);                                        \
+        touch_signal(reinterpret_cast<u64>(at), BYTES, true, false, CALLER, false);                                 \
     }                                                                                                               \
     HOOK __tsan_volatile_write##BYTES(void* at) {                                                                   \
         touch_signal(reinterpret_cast<u64>(at), BYTES, false, true, CALLER);                                        \
     }                                                                                                               \
     HOOK __tsan_unaligned_volatile_read##BYTES(void* at) {                                                          \
-        touch_signal(reinterpret_cast<u64>(at), BYTES, true, false, CALLER);                                        \
+        touch_signal(reinterpret_cast<u64>(at), BYTES, true, false, CALLER, false);                                 \
     }                                                                                                               \
     HOOK __tsan_unaligned_volatile_write##BYTES(void* at) {                                                         \
         touch_signal(reinterpret_cast<u64>(at), BYTES, false, true, CALLER);                                        \

@@ -620,7 +620,7 @@ def access(translator: Translator, statement: Statement) -> str | None:
     array = next(translator.fresh)
     is_signal = statement.has("volatile", "relaxed", "acquire", "release", "mmio")
     name = f"{'load' if is_load else 'store'}{'_signal' if is_signal else ''}"
-    orders = [not statement.has("relaxed")] if is_load else [statement.has("release"), statement.has("cta")]
+    orders = [statement.has("acquire" if is_load else "release"), statement.has("cta")]
     given = [str(shared).lower(), translator.address(address), array, what(statement)]
     given += [str(each).lower() for each in orders] if is_signal else []
     call = f"{name}<{count}, {bytes}>({', '.join(given)});"
@@ -672,8 +672,10 @@ def update(translator: Translator, statement: Statement) -> str | None:
         f"ptx::apply<{pairs}, Own>([]({', '.join(f'Own {name}' for name in names)}) -> Own "
         f"{{ return Own({UPDATES[operation]}); }}, {given})"
     )
-    orders, in_block = (str(statement.has(*words)).lower() for words in (("release", "acq_rel"), ("cta",)))
-    at = f"{shared}, {translator.address(address)}, {bytes}, {what(statement)}, {orders}, {in_block}"
+    relaxes = ("relaxed", "release") if statement.parts[0] == "atom" else ()
+    orders = [statement.has("release", "acq_rel"), statement.has("cta"), not statement.has(*relaxes)]
+    flags = ", ".join(str(each).lower() for each in orders)
+    at = f"{shared}, {translator.address(address)}, {bytes}, {what(statement)}, {flags}"
     call = f"ptx::update({at}, [&](u64 old) {{ return {body}; }})"
     return f"{{ typedef {own} Own; {translator.write(target, call)} }}"
 
@@ -684,7 +686,7 @@ def update(translator: Translator, statement: Statement) -> str | None:
 def block_barrier(translator: Translator, statement: Statement) -> str | None:
     if statement.parts[0] == "barrier" and statement.parts[1] == "cluster":
         if statement.parts[2] == "arrive":
-            return "emulator::arrive_at_cluster();"
+            return f"emulator::arrive_at_cluster({str(not statement.has('relaxed')).lower()});"
         return "emulator::wait_for_cluster();" if statement.parts[2] == "wait" else None
     if statement.has("warp"):
         return f'emulator::meet("bar.warp.sync", u32({translator.read(statement.operands[0])}), 0);'
@@ -701,9 +703,9 @@ def fence(translator: Translator, statement: Statement) -> str | None:
     if statement.has("mbarrier_init"):
         return "emulator::fence_barriers();"
     if statement.has("proxy"):
-        if statement.has("tensormap::generic", "alias"):
+        if statement.has("alias"):
             return None
-        if statement.has("async::generic"):
+        if statement.has("async::generic", "tensormap::generic"):  # no instruction here changes a tensor map
             return ""
         parts = not statement.has("global"), not statement.has("shared::cta", "shared::cluster")
         return f"emulator::fence_views({', '.join(str(each).lower() for each in parts)});"
@@ -770,9 +772,8 @@ def mbarrier(translator: Translator, statement: Statement) -> str | None:
     operation, operands = statement.parts[1], list(statement.operands)
     if operation in ("try_wait", "test_wait"):
         target, address, value, *_ = operands
-        call = (
-            f"emulator::try_phase({translator.shared(statement, address)}, u32({translator.read(value)}) & 1)"
-        )
+        barrier, acquires = translator.shared(statement, address), str(not statement.has("relaxed")).lower()
+        call = f"emulator::try_phase({barrier}, u32({translator.read(value)}) & 1, {acquires})"
         return translator.write(target.partition("|")[0].strip(), call)
     if operation in ("arrive", "arrive_drop"):
         target = operands.pop(0) if not operands[0].startswith("[") else "_"
@@ -783,7 +784,8 @@ def mbarrier(translator: Translator, statement: Statement) -> str | None:
         drops = str(operation == "arrive_drop").lower()
         is_announcement = statement.has("expect_tx")
         values = f"{count}, 1" if is_announcement else f"0, {count}"
-        return translator.write(target, f"emulator::arrive({barrier}, {values}, {drops})")
+        releases = str(not statement.has("relaxed")).lower()
+        return translator.write(target, f"emulator::arrive({barrier}, {values}, {drops}, {releases})")
     if operation not in ("init", "inval", "expect_tx", "complete_tx"):
         return None
     barrier = translator.shared(statement, operands[0])
@@ -1035,7 +1037,7 @@ def multiply_group(translator: Translator, statement: Statement) -> str | None:
 
 
 def registers(translator: Translator, statement: Statement) -> str:
-    return f"ptx::require_registers({translator.read(statement.operands[0])});"
+    return f"emulator::change_registers(u32({translator.read(statement.operands[0])}));"
 
 
 def nothing(translator: Translator, statement: Statement) -> str:

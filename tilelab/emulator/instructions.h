@@ -202,9 +202,10 @@ void store(bool shared, u64 address, const u64 (&values)[COUNT], const char* wha
 }
 // Loads and stores that are volatile, relaxed, acquire or release do not race with each other.
 template <u32 COUNT, u32 BYTES>
-UNCHECKED void load_signal(bool shared, u64 address, u64 (&values)[COUNT], const char* what, bool acquires) {
+UNCHECKED void load_signal(bool shared, u64 address, u64 (&values)[COUNT], const char* what, bool acquires,
+                           bool in_block) {
     const u8* from = static_cast<u8*>(pointer_to(shared, address, COUNT * BYTES, what));
-    emulator::begin_signal(from, COUNT * BYTES, false, acquires);
+    emulator::begin_signal(from, COUNT * BYTES, false, acquires, in_block);
     for (u32 i = 0; i < COUNT; ++i) values[i] = 0, memcpy(&values[i], from + i * BYTES, BYTES);
 }
 template <u32 COUNT, u32 BYTES>
@@ -215,9 +216,10 @@ UNCHECKED void store_signal(bool shared, u64 address, const u64 (&values)[COUNT]
     for (u32 i = 0; i < COUNT; ++i) memcpy(to + i * BYTES, &values[i], BYTES);
 }
 template <typename F>
-UNCHECKED u64 update(bool shared, u64 address, u32 bytes, const char* what, bool orders, bool in_block, F f) {
+UNCHECKED u64 update(bool shared, u64 address, u32 bytes, const char* what, bool orders, bool in_block, bool acquires,
+                     F f) {
     void* at = pointer_to(shared, address, bytes, what);
-    emulator::begin_atomic(at, bytes, orders, in_block);
+    emulator::begin_atomic(at, bytes, orders, in_block, acquires);
     u64 old = 0;
     memcpy(&old, at, bytes);
     const u64 changed = f(old);
@@ -364,10 +366,6 @@ inline void arrive_after_copies(u32 barrier, bool counted) {
     emulator::commit_copies();
     emulator::wait_for_copies(0);
     if (counted) emulator::arrive(barrier, 0);
-}
-
-inline void require_registers(u64 count) {
-    if (count % 8 || count < 24 || count > 256) fail("setmaxnreg takes 24, 32, ... or 256; it gets %llu", count);
 }
 
 template <u32 COUNT, typename... Registers>

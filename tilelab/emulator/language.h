@@ -250,7 +250,7 @@ inline dim3 __clusterRelativeBlockIdx() { return dim3(emulator::rank_in_cluster(
 inline dim3 __clusterIdx() { return dim3(blockIdx.x / emulator::cluster_size(), blockIdx.y, blockIdx.z); }
 inline dim3 __clusterGridDimInClusters() { return dim3(gridDim.x / emulator::cluster_size(), gridDim.y, gridDim.z); }
 inline void __cluster_barrier_arrive() { emulator::arrive_at_cluster(); }
-inline void __cluster_barrier_arrive_relaxed() { emulator::arrive_at_cluster(); }
+inline void __cluster_barrier_arrive_relaxed() { emulator::arrive_at_cluster(false); }
 inline void __cluster_barrier_wait() { emulator::wait_for_cluster(); }
 
 #define __builtin_assume(condition) ((void)0)

@@ -504,7 +504,7 @@ EARLY = WAIT.replace("wgmma_wait<1>();", "").replace("if (step > first)", "").re
             "stmatrix shared address .* which tma_store_2d may still read",
         ),
         (TWO_CONSUMERS, ("accumulate || k > 0", "true"), None),
-        (TWO_CONSUMERS, ("within = k % 4 * 32", "within = k % 4 * 64"), "where a load may still be landing"),
+        (TWO_CONSUMERS, ("within = k % 4 * 32", "within = k % 4 * 64"), "in row 1 of a swizzle"),
         (ONE_GROUP, ("        wgmma_wait<LAG>();", ""), "overwrites .* which a wgmma may still read"),
     ],
 )

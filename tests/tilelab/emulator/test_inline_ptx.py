@@ -488,6 +488,42 @@ def test_other_scopes_of_libcu_are_refused(change, said):
         run_library("by_barrier", change)
 
 
+LAST_BLOCK = """#include <cuda.h>
+#include <cuda/atomic>
+#include <cuda/barrier>
+extern "C" __global__ void sum(const float* x, float* parts, float* out, int* count) {
+    __shared__ cuda::atomic<int, cuda::thread_scope_block> last;
+    parts[blockIdx.x * 64 + threadIdx.x] = x[blockIdx.x * 64 + threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        cuda::atomic_ref<int, cuda::thread_scope_device> counter(*count);
+        last.store(counter.fetch_add(1, cuda::std::memory_order_acq_rel) == gridDim.x - 1);
+    }
+    __syncthreads();
+    for (int i = 0; last.load() && i < gridDim.x; ++i) out[threadIdx.x] += parts[i * 64 + threadIdx.x];
+}"""
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (("", ""), None),
+        (("scope_device", "scope_block"), "in the scope of its block"),
+        (("acq_rel", "relaxed"), "nothing orders the two blocks"),
+    ],
+)
+def test_atomics_of_libcu(change, said):
+    x, out = torch.randn(4, 64), torch.zeros(64)
+    kernel = cuda_magic.find_kernels(LAST_BLOCK.replace(*change))["sum"]
+    given = x, torch.zeros(4, 64), out, torch.zeros(1, dtype=torch.int32)
+    if said:
+        with pytest.raises(emulator.EmulationError, match=said):
+            kernel[4, 64](*given)
+    else:
+        kernel[4, 64](*given)
+        assert torch.allclose(out, x.sum(0))
+
+
 @pytest.mark.parametrize(
     "folder, expected",
     [

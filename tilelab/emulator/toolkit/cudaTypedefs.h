@@ -1,0 +1,1 @@
+// Its declarations are in language.h already.
