@@ -333,7 +333,7 @@ def test_busy_threads_beside_a_kernel_are_not_its_time(monkeypatch):
     for thread in threads:
         thread.start()
     try:
-        for _ in range(5):
+        for _ in range(3):
             run()
     finally:
         done.set()
