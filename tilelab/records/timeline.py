@@ -206,12 +206,17 @@ def summarise(recording: dict) -> list[dict]:
 
 
 def make_table(recordings: Sequence[dict]) -> results.Table:
-    """Return a Table of `summarise` of each recording, with a caption that says where they come from."""
-    origins = dict.fromkeys(f"{each['gpu']}, {each['date']}" for each in recordings)
-    return results.table(
-        [row for each in recordings for row in summarise(each)],
-        f"share of the recorded time; {'; '.join(origins)}",
-    )
+    """Return a Table of `summarise` of each recording, with a caption that says where they come from.
+
+    What is the same in all rows, the name of a single recording and what recording costs, is left to the caption.
+    """
+    caption = "; ".join(dict.fromkeys(f"{each['gpu']}, {each['date']}" for each in recordings))
+    rows = [row for each in recordings for row in summarise(each)]
+    if len(recordings) == 1:
+        cost = [row.pop("recording costs %") for row in rows if "recording costs %" in row]
+        rows = [{key: value for key, value in row.items() if key != "recording"} for row in rows]
+        caption += f"; recording costs {cost[0]} %" if cost else ""
+    return results.table(rows, f"share of the recorded time; {caption}")
 
 
 def keep_tiles(recording: dict, tiles: int) -> dict:

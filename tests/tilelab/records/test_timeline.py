@@ -122,6 +122,7 @@ def test_the_table_has_a_row_per_lane_and_one_of_the_tensor_core():
     recording |= {"idle_profiler": 0.52, "overhead": 0.031}
     tensor_core = timeline.summarise(recording)[-1]
     assert tensor_core["idle % by profiler"] == 52 and tensor_core["recording costs %"] == pytest.approx(3.1)
+    assert "recording costs 3.1 %" in timeline.make_table([recording]).caption
     text = repr(timeline.make_table([make_recording(), recording]))
     assert "idle % by profiler" in text and "nan" not in text.lower()
 
