@@ -786,6 +786,20 @@ void begin_signal(const void* address, u32 bytes, bool writes, bool orders, bool
     touch_signal(reinterpret_cast<u64>(address), bytes, !writes, writes, __builtin_frame_address(0), orders);
 }
 
+void require_constant(const void* at, u32 bytes) {
+    const u64 address = reinterpret_cast<u64>(at);
+    const Region* region = locate(address, bytes, "reads");
+    if (!region || region->tensor < 0 || !region->cells || !is_written[region->tensor]) return;
+    for_each_slot(*region, address, bytes, [&](Slot& slot, u64 where, u32) {
+        if (slot.write >= region->since)
+            fail(
+                "reads %s through the cache for read-only data (__ldg, ld.global.nc), and %s has written it in this "
+                "launch: the cache may hold an old value",
+                describe_place(where).c_str(), describe_thread(slot.write).c_str());
+        return false;
+    });
+}
+
 // ---- a launch
 
 static Cell* take_cells(size_t bytes) {

@@ -63,6 +63,7 @@ Votes meet(const char* what, u32 mask, u64 value);  // waits for the lanes of `m
 void begin_atomic(const void* address, u32 bytes, bool orders = false, bool in_block = false);
 // A volatile, relaxed, acquiring or releasing load or store.
 void begin_signal(const void* address, u32 bytes, bool writes, bool orders, bool in_block = false);
+void require_constant(const void* address, u32 bytes);  // for a load through the cache for read-only data
 void fence_memory(bool in_block = false);
 void pause();  // lets others run, in a loop that waits for memory
 u32 active_lanes();  // of this warp: those that have come to this call, while no other lane can run
@@ -85,7 +86,8 @@ void wait_for_phase(u32 barrier, u32 parity);
 bool try_phase(u32 barrier, u32 parity);  // waits too, and returns false if nothing else can run
 
 enum Kind { LOAD, STORE, ADD };
-void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what, const char* added = "");
+void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what, const char* added = "",
+                int ctas = -1);
 void send_bytes(u32 destination, u32 tile, u32 bytes, u32 barrier, const char* what);  // between blocks of the cluster
 void send_value(u32 destination, const void* value, u32 bytes, u32 barrier, const char* what);
 void move_box(Kind kind, const void* map, u32 dimensions, const int* corner, u32 tile, u32 barrier, int ctas,

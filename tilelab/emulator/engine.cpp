@@ -1176,8 +1176,24 @@ static void start(Operation operation) {
     operations.push_back(std::move(operation));
 }
 
+// Start an operation, a load once for each block of the cluster that `ctas` names; -1 names the tile's own block.
+static void start_in(Operation operation, int ctas) {
+    const char* what = operation.what;
+    if (ctas < 0) return start(std::move(operation));
+    for (u32 rank = 0; ctas >> rank; ++rank) {
+        if (!(ctas >> rank & 1)) continue;
+        if (rank >= blocks_per_cluster) fail("%s names block %u of a cluster of %u", what, rank, blocks_per_cluster);
+        operation.block = first_of_cluster(me().block) + rank;
+        if (has_ended(operation.block))
+            fail("%s sends to block %u of its cluster, which has ended already", what, rank);
+        if (operation.kind == LOAD) require_signal(operation.block, operation.barrier, what);
+        start(operation);
+    }
+}
+
 // `added` is the type of what is added, as PTX calls it: u32, f16, bf16 and so on.
-void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what, const char* added) {
+void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what, const char* added,
+                int ctas) {
     const u64 address = reinterpret_cast<u64>(global);
     if (address % 16 || tile % 16 || bytes % 16 || !bytes)
         fail(
@@ -1196,7 +1212,7 @@ void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const
     operation.map.type[0] = *added == 's' || *added == 'u' ? 'i' : *added;
     operation.map.itemsize = u8(atoi(added + strcspn(added, "123468")) / 8);
     operation.what = what, operation.span = bytes;
-    start(std::move(operation));
+    start_in(std::move(operation), ctas);
     engine_may_act();
 }
 
@@ -1264,16 +1280,7 @@ void move_box(Kind kind, const void* map_argument, u32 dimensions, const int* co
     if (kind == LOAD && find_block(barrier) != home)
         fail("%s signals an mbarrier of another block than its tile's, which the emulator does not know", what);
     operation.tile = tile, operation.barrier = barrier;
-    if (ctas < 0) ctas = 1 << rank_of(home);
-    for (u32 rank = 0; ctas >> rank; ++rank) {
-        if (!(ctas >> rank & 1)) continue;
-        if (rank >= blocks_per_cluster) fail("%s names block %u of a cluster of %u", what, rank, blocks_per_cluster);
-        const u32 block = first_of_cluster(me().block) + rank;
-        if (has_ended(block)) fail("%s sends to block %u of its cluster, which has ended already", what, rank);
-        if (kind == LOAD) require_signal(block, barrier, what);
-        operation.block = block;
-        start(operation);
-    }
+    start_in(std::move(operation), ctas < 0 ? 1 << rank_of(home) : ctas);
     engine_may_act();
 }
 

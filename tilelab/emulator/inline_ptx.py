@@ -633,7 +633,11 @@ def access(translator: Translator, statement: Statement) -> str | None:
         else f"{array}[{{}}]"
     )
     writes = " ".join(translator.write(each, extend.format(i)) for i, each in enumerate(registers))
-    return f"{{ u64 {array}[{count}]; ptx::{call} {writes} }}"
+    check = ""
+    if statement.has("nc"):
+        place = f"reinterpret_cast<const void*>({translator.address(address)})"
+        check = f"emulator::require_constant({place}, {count * bytes}); "
+    return f"{{ u64 {array}[{count}]; {check}ptx::{call} {writes} }}"
 
 
 UPDATES = {
@@ -907,7 +911,7 @@ def copy_bulk(translator: Translator, statement: Statement, reduces: bool) -> st
             f"reinterpret_cast<const void*>({translator.address(box)}), {dimensions}, {array}, "
             f"u32({translator.address(tile)}), {barrier}, {mask or -1}, {name}); }}"
         )
-    if mask:
+    if mask and not statement.has("global"):
         return None
     size = f"u32({translator.read(operands[2])})"
     if from_shared:
@@ -922,7 +926,7 @@ def copy_bulk(translator: Translator, statement: Statement, reduces: bool) -> st
     if statement.has("global"):
         return (
             f"emulator::move_bytes({kind}, reinterpret_cast<void*>({translator.address(operands[1])}), "
-            f"u32({translator.address(operands[0])}), {size}, {barrier}, {name});"
+            f'u32({translator.address(operands[0])}), {size}, {barrier}, {name}, "", {mask or -1});'
         )
     return (
         f"emulator::send_bytes(u32({translator.address(operands[0])}), u32({translator.address(operands[1])}), "

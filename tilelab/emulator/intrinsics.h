@@ -10,7 +10,11 @@
     T NAME(const T* address) { \
         return *address;       \
     }
-LOAD_WITH_HINT(__ldg)
+template <typename T>
+T __ldg(const T* address) {
+    emulator::require_constant(address, sizeof(T));
+    return *address;
+}
 LOAD_WITH_HINT(__ldca)
 LOAD_WITH_HINT(__ldcg)
 LOAD_WITH_HINT(__ldcs)

@@ -15,6 +15,8 @@ TOKEN = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 
+CONDITIONAL = re.compile(r"\s*#\s*(if|el|endif)")
+
 
 def split_tokens(source: str) -> list[str]:
     """Return the tokens of CUDA C++; white space, comments and lines of the preprocessor are tokens too."""
@@ -27,15 +29,26 @@ def is_blank(token: str) -> bool:
 
 
 def find_closing(tokens: Sequence[str], opening: int) -> int:
-    """Return the index of the bracket that closes the one at `opening`; the last index where none does."""
-    depth = 0
+    """Return the index of the bracket that closes the one at `opening`; the last index where none does.
+
+    Each branch of an #if begins with the brackets that are open before it, and the last branch counts.
+    """
+    depth, closed, before = 0, opening, []
     for index in range(opening, len(tokens)):
-        if tokens[index] in ("(", "[", "{"):
+        token = tokens[index]
+        if token in ("(", "[", "{"):
             depth += 1
-        elif tokens[index] in (")", "]", "}"):
+        elif token in (")", "]", "}"):
             depth -= 1
-            if not depth:
-                return index
+            closed = index
+        elif "#" in token and (directive := CONDITIONAL.match(token)):
+            if directive[1] == "if":
+                before.append(depth)
+            elif before:
+                depth = before[-1] if directive[1] == "el" else depth
+                before = before if directive[1] == "el" else before[:-1]
+        if not depth and not before:
+            return closed
     return len(tokens) - 1
 
 

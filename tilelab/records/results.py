@@ -180,14 +180,15 @@ class Table:
         return f"<p>{html.escape(self.caption)}</p>\n{earlier if self.folded else ''}{rest}"
 
 
-def format_cell(value: Any) -> str:
-    """Return a value as text, with the four digits that a measurement justifies."""
+def format_cell(value: Any, column: str = "") -> str:
+    """Return a value as text: four digits, or what the column's measurement justifies: a ratio 3, a spread 2."""
+    digits = 2 if "±" in column else 3 if "×" in column else 4
     if isinstance(value, (list, tuple)):
         return " x ".join(map(str, value))
     if isinstance(value, float):
         if math.isnan(value):
             return ""
-        return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.{digits}g}"
     return "" if value is None else str(value)
 
 
@@ -205,7 +206,7 @@ def table(
         without = [row for row in rows if not format_cell(row.get(name))]  # they come last
         known_rows = [row for row in rows if format_cell(row.get(name))]
         rows = sorted(known_rows, key=lambda row: row[name], reverse=sort.startswith("-")) + without
-    cells = [[format_cell(row.get(name)) for name in columns] for row in rows]
+    cells = [[format_cell(row.get(name), str(name)) for name in columns] for row in rows]
     return Table([str(name) for name in columns], cells, caption)
 
 

@@ -143,7 +143,7 @@ function render({ model, el }) {
     button("keep", "Keep", "let config=\"best\" take the fastest at this shape; for a GEMM timed on this GPU",
       () => send("keep")),
     stage && button("theme", "Theme", "light or dark", switchTheme));
-  const title = h("h3", { class: "tiles-name" });
+  const title = h("h2", { class: "tiles-name" });
   const source = h("span", { class: "tiles-source" });
   const scale = h("span", { class: "tiles-scale" });
   const legend = h("p", { class: "tiles-legend" });
@@ -180,7 +180,7 @@ function render({ model, el }) {
   const tip = h("div", { class: "tiles-tip", hidden: true });
   const code = h("dialog", { class: "tiles-code-dialog", onclose: () => endCode() });
   const root = h("div", { class: `tiles-view tiles-panel${stage ? " tiles-stage" : ""}` },
-    h("div", { class: "tiles-in" },
+    h("div", { class: "tiles-in", role: stage && "main" },
       stage && h("div", { class: "tiles-head" }, h("h1", { class: "tiles-title" }, "Which tile configuration is fastest?"),
         h("p", {}, "Choose a kernel, and select a cell of the map: each is a configuration. Run tries them on this machine.")),
       live && menuBox, h("div", { class: "tiles-run-line" }, live && actions,
@@ -585,7 +585,7 @@ function render({ model, el }) {
       });
     const head = (kind, row, index) => h("th", { scope: "col", title: row.kernel }, kind, h("br"),
       breakable(nameParts.short[index]));
-    compared.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, h("th"), head("pinned", left, pinned),
+    compared.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, h("td"), head("pinned", left, pinned),
       head("selected", right, selected), h("th", { scope: "col" }, "change"))), h("tbody", {}, ...body)),
     ranked ? h("p", { class: "tiles-note" }, `The speed ranks: ${data.choice.peer} ran beside each. ` +
       "Times of two moments do not compare, because the clock changes.") : "");

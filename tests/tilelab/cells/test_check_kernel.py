@@ -39,6 +39,13 @@ def test_a_right_kernel_with_host_code(tmp_path, capsys):
     assert "scale for sm_90a: " in said and "registers" in said
 
 
+def test_a_kernel_whose_branches_close_the_same_bracket_is_read_to_its_end(tmp_path, capsys):
+    end = "        __syncthreads();\n    }\n}"
+    branches = end.replace("    }\n}", "#ifdef OTHER\n    }\n#else\n    }\n#endif\n    out[0] = -1;\n}")
+    assert run(tmp_path, RIGHT, (end, branches)) == 1
+    assert "out" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "change, line, said",
     [

@@ -1,15 +1,14 @@
 import json
-import pathlib
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 import filelock
 import nbformat
 import pytest
+from waiting import is_alive, wait_for
 
 from tilelab.course import notebook, record, suite
 from tilelab.records import results
@@ -289,22 +288,16 @@ def test_a_recording_that_is_ended(notebooks, tmp_path, how, status):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    _until(lambda: run.poll() is not None or (notebooks / "pid").exists() and (notebooks / "pid").read_text())
+    pid = notebooks / "pid"
+    wait_for(lambda: run.poll() is not None or pid.exists() and pid.read_text(), 120)
     assert run.returncode is None, "the recording did not begin"
     run.send_signal(how)
     said = run.communicate(timeout=60)[0]
     assert run.returncode == status and (how == signal.SIGKILL or said == "interrupted; left as before: a\n")
     assert [path.read_bytes() for path in paths] == before and results.load("x")["rows"] == []
-    kernel = pathlib.Path("/proc", (notebooks / "pid").read_text(), "stat")  # it ends with whom it works for
-    _until(lambda: not kernel.exists() or kernel.read_text().rpartition(")")[2].split()[0] == "Z")
+    kernel = int(pid.read_text())
+    wait_for(lambda: not is_alive(kernel))  # it ends with whom it works for
     assert record.main(["--notebooks"]) == 0, "nothing is locked"
-
-
-def _until(happened, seconds=120):
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.fault

@@ -51,6 +51,10 @@ WRONG = {
         load_again("+.shared::cta"),
         "reads byte 256 of the tensor `out`, which thread 0 has written in this launch without a proxy fence",
     ),
+    "a read-only load of what threads wrote": (
+        "out[t] = x[t]; __syncthreads(); out[64 + t] = __ldg(out + 63 - t);",
+        r"byte \d+ of the tensor `out` through the cache for read-only data",
+    ),
     "sum in global memory": ("out[0] += x[t];", "a data race"),
     "histogram": ("__shared__ int h[8]; if (t < 8) h[t] = 0; __syncthreads(); h[t % 8]++;", "a data race"),
     "no barrier": ("__shared__ float s[64]; s[t] = x[t]; out[t] = s[63 - t];", "no barrier lies between"),
@@ -227,6 +231,17 @@ RIGHT = {
     "a load of what threads wrote, and a fence of each writer": (load_again(before="+"), 64),
     "the same with a fence of global memory": (load_again(before="+.global"), 64),
     "the same with a fence of the thread that loads": (load_again(after="+"), 64),
+    "a bulk load into both blocks of a cluster": (
+        "__shared__ __align__(128) float s[64]; __shared__ u64 b; if (t == 0) { mbarrier_init(shared_address(&b), 1);"
+        "fence_mbarrier_init(); mbarrier_arrive_expect_tx(shared_address(&b), 256); } __syncwarp(); cluster_arrive();"
+        "cluster_wait(); if (t == 0 && blockIdx.x == 0) asm volatile("
+        '"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "'
+        '"[%0], [%1], %2, [%3], %4;"'
+        '::"r"(shared_address(s)), "l"(x), "r"(256), "r"(shared_address(&b)), "h"((unsigned short)3) : "memory");'
+        "mbarrier_wait(shared_address(&b), 0); out[64 * (1 - blockIdx.x) + 63 - t] = s[t];",
+        64,
+        {"grid": 2, "cluster": 2},
+    ),
     "two buffers of cp.async": (
         "__shared__ __align__(16) float s[2][64]; auto load = [&](int i) {"
         "if (t < 16) cp_async_16(shared_address(&s[i % 2][4 * t]), x + 64 * i + 4 * t); cp_async_commit(); };"
@@ -333,7 +348,7 @@ def test_busy_threads_beside_a_kernel_are_not_its_time(monkeypatch):
     for thread in threads:
         thread.start()
     try:
-        for _ in range(5):
+        for _ in range(3):
             run()
     finally:
         done.set()

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from waiting import is_alive, wait_for
 
 from tilelab import ROOT
 from tilelab.course import notebook
@@ -61,20 +62,6 @@ def pool(tmp_path, monkeypatch):
     found = worker_pool.WorkerPool()
     yield found
     found.close()
-
-
-def is_alive(process):
-    try:
-        return "Z" not in pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def wait_for(condition, limit_s=60):
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < limit_s, "it never happened"
-        time.sleep(0.02)
 
 
 def test_a_death_or_a_hang_is_an_answer(pool):

@@ -17,6 +17,7 @@ import filelock
 import pytest
 import torch
 from odd_space import OddSpace, build_nothing, call_here
+from waiting import is_alive, wait_for
 
 from tilelab import ROOT
 from tilelab.course import notebook
@@ -67,20 +68,6 @@ def log(space, what="begin"):
 
 def open_gate(space):
     pathlib.Path(space.folder, "gate").touch()
-
-
-def wait_for(condition, limit_s=60):
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < limit_s, "it never happened"
-        time.sleep(0.01)
-
-
-def is_alive(process):
-    try:
-        return "Z" not in pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 # ---- rows

@@ -282,7 +282,7 @@ def truth(panel):
     choose(panel, "sm_90a")
     assert "speed" in menu.evaluate("menu => menu.selectedOptions[0].text")
     choose(panel, TARGET)
-    assert menu.evaluate("menu => menu.selectedOptions[0].text") == "registers"
+    assert menu.evaluate("menu => menu.selectedOptions[0].text") == "registers per thread"
     assert "B200" in panel.locator(".tiles-menu-target select").evaluate(
         "menu => menu.selectedOptions[0].text"
     )

@@ -2,10 +2,10 @@
 
 import contextlib
 import pathlib
-import time
 
 import pytest
 from browsing import opened, served_demo
+from waiting import is_alive, wait_for
 
 pytestmark = pytest.mark.browser
 GONE_S = 60  # within which the kernel of a closed tab must be gone
@@ -58,39 +58,26 @@ def find_workers(kernel: int) -> list[int]:
     ]
 
 
-def is_there(process: int) -> bool:
-    return pathlib.Path(f"/proc/{process}").exists()
-
-
-def wait_until(condition, limit_s: float) -> float:
-    """Return the seconds until the condition holds."""
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < limit_s, f"it did not happen within {limit_s} s"
-        time.sleep(0.1)
-    return time.monotonic() - begun
-
-
 def test_no_kernel_and_no_sweep_outlives_its_page(browser, tmp_path):
     with served_demo(tmp_path, CELL) as (address, server), opened(browser, "leaks") as first:
         page = first.context.new_page()
         page.goto(address, wait_until="commit")
-        wait_until(lambda: find_kernels(server), GONE_S)
+        wait_for(lambda: find_kernels(server), GONE_S)
         # While it loads: it is not connected, and cannot ask for the end of its kernel.
         page.goto("about:blank")
         page.goto(address)
         page.get_by_text("ready").wait_for()
         asked = max(find_kernels(server))
-        wait_until(lambda: find_workers(asked), GONE_S)
+        wait_for(lambda: find_workers(asked), GONE_S)
         started = find_children(asked)
         page.reload(wait_until="commit")  # asks for the end of its kernel
         page.get_by_text("ready").wait_for()
-        took_s = wait_until(lambda: not any(map(is_there, started)), GONE_S)
+        took_s = wait_for(lambda: not any(map(is_alive, started)), GONE_S)
         print(f"the kernel and its sweep are gone {took_s:.1f} s after the page was there again")
         kernel = max(find_kernels(server))
-        wait_until(lambda: find_workers(kernel), GONE_S)
+        wait_for(lambda: find_workers(kernel), GONE_S)
         started = find_children(server.pid).keys() - {server.pid}
         page.close()  # like a tab that crashed, it does not ask
-        took_s = wait_until(lambda: not find_kernels(server), GONE_S)
+        took_s = wait_for(lambda: not find_kernels(server), GONE_S)
         print(f"all kernels are gone {took_s:.1f} s after the last tab")
-        wait_until(lambda: not any(map(is_there, started)), 5)
+        wait_for(lambda: not any(map(is_alive, started)), 5)

@@ -10,6 +10,7 @@ import time
 
 import pytest
 from odd_space import OddPanelSpace, build_nothing, call_here
+from waiting import wait_for
 
 from ch07.bulk_copy.lesson import sweep as bulk_copy_sweep
 from ch10.tile_pipeline.lesson import sweep as tile_pipeline_sweep
@@ -100,13 +101,6 @@ def small(**choice):
 def run(shown):
     click(shown, "run")
     shown.wait()
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def built_rows(shown):

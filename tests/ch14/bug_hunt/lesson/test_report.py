@@ -168,7 +168,7 @@ def test_a_live_hunt(hunted):
     ):
         assert part in said, part
     assert set(record) == set(results.KEYS) and record["source"] == experiments.source()
-    assert record["device"]["name"] == "no GPU" and record["experiment"] == "10_ch14_bug_hunt"
+    assert record["device"]["name"] == "no GPU" and record["experiment"] == "ch14_bug_hunt"
     (trigger,) = [row for row in record["rows"] if "sentence" in row]
     assert trigger["status"] == "failed" and trigger["sentence"] in said and trigger["sentence"] in text
 
