@@ -237,7 +237,7 @@ class Record:
             return f"live on {self.device['name']}, {when}" if has_gpu else "live, without a GPU"
         return (
             f"recorded {'on ' + self.device['name'] if has_gpu else 'without a GPU'}, "
-            f"{self.stale.removeprefix('recorded ') or when}"
+            f"{self.stale.removeprefix('recorded ').partition(' (')[0] or when}"
         )
 
     def show(self, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:

@@ -344,9 +344,7 @@ def test_live_then_recorded(own_folder, on, monkeypatch):
     assert not fresh.live and fresh.rows == ROWS and fresh.label() == f"recorded on NVIDIA H200, {day}"
     old = results.live_or_recorded("gemm", pytest.fail, "ccccdddd")
     assert old.stale == f"recorded {day}, older than its kernel (source aaaa… then, cccc… now)"
-    assert (
-        old.label() == f"recorded on NVIDIA H200, {day}, older than its kernel (source aaaa… then, cccc… now)"
-    )
+    assert old.label() == f"recorded on NVIDIA H200, {day}, older than its kernel"
     assert results.live_or_recorded("other", lambda: ROWS, "", can_run=True).label() == "live, without a GPU"
 
 
