@@ -67,7 +67,7 @@ def test_one_gpu_is_a_table_of_one_column(own_folder):
 def test_what_is_live_stands_for_its_own_record(two):
     live = results.Record(record(H200, [{**ROWS[0], "ratio": 0.7}]), live=True)
     shown = gpus.table(live, "ratio")
-    assert shown.caption.startswith("speed, ratio: live on NVIDIA H200, 2026-11-21; B200")
+    assert shown.caption.startswith("speed, ratio: measured on NVIDIA H200, 2026-11-21; B200")
     assert shown.frame.H200.tolist() == ["0.7", "", ""]
 
 
