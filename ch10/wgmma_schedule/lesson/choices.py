@@ -62,7 +62,8 @@ def describe_lowest(held_out: Sequence[dict], count: int = 6) -> list[dict]:
         "late_ratio": "without early launch",
         "again": "cuBLAS again",
     }
-    return [{title: row[key] for key, title in names.items()} for row in find_slow(held_out)[:count]]
+    rows = ({title: row[key] for key, title in names.items()} for row in find_slow(held_out)[:count])
+    return [{key: round(at, 3) if isinstance(at, float) else at for key, at in row.items()} for row in rows]
 
 
 def count_causes(learnt: Sequence[dict], held_out: Sequence[dict]) -> str:

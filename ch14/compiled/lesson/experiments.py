@@ -142,7 +142,7 @@ def tabulate_products(cells: results.Record) -> results.Table:
     for row in cells.rows:
         if row["workload"] == "matmul" and row["status"] == "ok":
             copies = sum(each["us"] for each in row["kernels"] if "multi_tensor_apply" in each["kernel"])
-            shown = {"mode": row["name"], "ms": row["ms"], "× eager": row["ratio"], "±": row.get("spread")}
+            shown = {"mode": row["name"], "× eager": row["ratio"], "±": row.get("spread")}
             shown |= {"copies, µs": copies, "compile, s": row.get("compile_s")}
             rows.append(
                 _round(shown) | {"fastest candidate": "; ".join(dict.fromkeys(row.get("winner", [])))}
