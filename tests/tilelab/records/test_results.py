@@ -345,7 +345,10 @@ def test_live_then_recorded(own_folder, on, monkeypatch):
     old = results.live_or_recorded("gemm", pytest.fail, "ccccdddd")
     assert old.stale == f"recorded {day}, older than its kernel (source aaaa… then, cccc… now)"
     assert old.label() == f"recorded on NVIDIA H200, {day}, older than its kernel"
-    assert results.live_or_recorded("other", lambda: ROWS, "", can_run=True).label() == "computed here, without a GPU"
+    assert (
+        results.live_or_recorded("other", lambda: ROWS, "", can_run=True).label()
+        == "computed here, without a GPU"
+    )
 
 
 def test_an_experiment_is_measured_or_recorded(own_folder, on, monkeypatch):
@@ -394,7 +397,7 @@ def test_show(on):
     chosen = shown.show(columns=["name", "tflops"], sort="tflops")
     assert chosen.frame.columns.tolist() == ["name", "tflops"] and chosen.frame.name.tolist() == ["b<", "a"]
     assert shown.show(sort="-tflops").frame.name.tolist() == ["a", "b<"]
-    assert repr(results.Record(results.make_record("gemm", [], ""), live=True)).startswith("gemm: live")
+    assert repr(results.Record(results.make_record("gemm", [], ""), live=True)).startswith("gemm: measured")
 
 
 def test_a_table_may_be_folded_as_a_whole():
