@@ -35,7 +35,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tilelab import cli
-from tilelab.records import headlines, pairing, results
+from tilelab.records import gpus, headlines, results
 from tilelab.runtime import device, files
 
 MARGIN_PERCENT = 3.0
@@ -98,7 +98,7 @@ def find_problems(old: Records, new: Records, margin_percent: float = MARGIN_PER
         if key not in new:
             problems.append(Problem(MISSING, name, "", "recorded", "no record"))
             continue
-        pairs = pairing.pair_rows(record, new[key])
+        pairs = gpus.pair_rows(record, new[key])
         if lost := [words for words, _, row in pairs if row is None]:
             fewer = f"{len(lost)} fewer"
             problems.append(Problem(MISSING, name, "; ".join(lost), f"{len(pairs)} rows", fewer))

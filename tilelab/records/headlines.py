@@ -12,7 +12,7 @@ import pathlib
 import statistics
 
 from tilelab import ROOT
-from tilelab.records import pairing, results
+from tilelab.records import gpus, results
 from tilelab.records.report import make_table
 from tilelab.runtime import device, provenance
 
@@ -98,7 +98,7 @@ def compare_headline(old: dict | None, new: dict | None, fields: dict) -> list[s
         return ["", *("not recorded" if record is None else "" for record in (old, new)), "", ""]
     if old["source"] != new["source"]:
         return ["", "", "recorded from other code", "", ""]
-    pairs = [(row, other) for _, row, other in pairing.pair_rows(old, new) if fields.items() <= row.items()]
+    pairs = [(row, other) for _, row, other in gpus.pair_rows(old, new) if fields.items() <= row.items()]
     timed = [(row, other) for row, other in pairs if other and row.get("ratio") and other.get("ratio")]
     if not timed:
         return [f"0 of {len(pairs)}", "", "no ratio", "", ""]

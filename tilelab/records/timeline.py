@@ -184,9 +184,8 @@ def find_share_without_products(recording: dict) -> float:
 def summarise(recording: dict) -> list[dict]:
     """Return a row for each lane: the share of the recording, in percent, that each kind of event covers.
 
-    The last row is of the tensor core, with the share in which it is idle, and where they are known with the profiler's
-    idle share and the cost of the recording. Events of one lane may overlap: products are in flight while the warps
-    wait.
+    The last row is of the tensor core, with the share in which it is idle. Events of one lane may overlap: products
+    are in flight while the warps wait.
     """
     unknown = {f"{kind} %": None for kind in KINDS} | {"idle %": None}
     rows = []
@@ -199,23 +198,22 @@ def summarise(recording: dict) -> list[dict]:
         rows.append(row)
     idle = {"recording": recording["name"], "lane": "tensor core", **unknown}
     idle["idle %"] = round(100 * find_idle_share(recording), 1)
-    for key, title in (("idle_profiler", "idle % by profiler"), ("overhead", "recording costs %")):
-        if recording.get(key) is not None:
-            idle[title] = round(100 * recording[key], 1)
     return [*rows, idle]
 
 
 def make_table(recordings: Sequence[dict]) -> results.Table:
     """Return a Table of `summarise` of each recording, with a caption that says where they come from.
 
-    What is the same in all rows, the name of a single recording and what recording costs, is left to the caption.
+    The caption has the cost of each recording and the profiler's idle share where they are known, and the rows of a
+    single recording do without its name.
     """
     caption = "; ".join(dict.fromkeys(f"{each['gpu']}, {each['date']}" for each in recordings))
     rows = [row for each in recordings for row in summarise(each)]
     if len(recordings) == 1:
-        cost = [row.pop("recording costs %") for row in rows if "recording costs %" in row]
         rows = [{key: value for key, value in row.items() if key != "recording"} for row in rows]
-        caption += f"; recording costs {cost[0]} %" if cost else ""
+    for key, words in (("overhead", "recording costs"), ("idle_profiler", "idle by the profiler's count")):
+        known = [f"{100 * each[key]:.1f} %" for each in recordings if each.get(key) is not None]
+        caption += f"; {words} {', '.join(known)}" if known else ""
     return results.table(rows, f"share of the recorded time; {caption}")
 
 

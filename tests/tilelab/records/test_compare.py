@@ -8,7 +8,7 @@ import pytest
 
 from claims import trial
 from tilelab import ROOT
-from tilelab.records import compare, headlines, pairing, results
+from tilelab.records import compare, gpus, headlines, results
 
 RESULTS = ROOT / "results"
 H200 = RESULTS / "nvidia-h200"
@@ -244,7 +244,7 @@ def list_records():
 
 def test_every_row_of_every_record_is_paired_with_itself():
     for record in list_records():
-        pairs = pairing.pair_rows(record, record)
+        pairs = gpus.pair_rows(record, record)
         assert [row for _, row, _ in pairs] == record["rows"], record["experiment"]
         assert all(row is other for _, row, other in pairs), record["experiment"]
 
@@ -252,7 +252,7 @@ def test_every_row_of_every_record_is_paired_with_itself():
 def test_rows_with_a_ratio_are_paired_in_any_order():
     for record in list_records():
         if any("ratio" in row for row in record["rows"]):
-            pairs = pairing.pair_rows(record, record | {"rows": record["rows"][::-1]})
+            pairs = gpus.pair_rows(record, record | {"rows": record["rows"][::-1]})
             assert all(row is other for _, row, other in pairs), record["experiment"]
 
 

@@ -1,4 +1,7 @@
-"""Find the same row in two records of an experiment, such as those of two GPUs or two versions of torch."""
+"""Find an experiment's records of other GPUs, and the same row in two records.
+
+`make record` on another GPU adds results/<gpu>/.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,14 @@ FURTHER_KEYS = (
     "how loop epilogue gpus kernel config kind ingredient stages splits block_m block_n num_warps num_stages peer tool "
     "rule program fault hunt triton target"
 ).split()
+
+
+def records_on_all_gpus(record: results.Record) -> list[results.Record]:
+    """Return `record`, then the same experiment's record of each other GPU in results/. Raises as `results.load`."""
+    left_out = (results.gpu_folder(record.data), results.NO_GPU.slug)
+    paths = results.results_folder().glob(f"*/{results.file_name(record.experiment)}")
+    others = sorted(path.parent.name for path in paths if path.parent.name not in left_out)
+    return [record, *(results.Record(results.load(record.experiment, gpu), live=False) for gpu in others)]
 
 
 def _row_key(row: dict, keys: Sequence[str]) -> tuple:
