@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import re
 
 import ml_dtypes
 import numpy
@@ -243,29 +242,25 @@ NATIVE = {
 
 
 @pytest.mark.compile
-def test_every_family_of_targets_gets_what_it_has():
-    cases = [(target, form, "native") for target in NATIVE for form in FORMS]
-    others = (("sm_90a", "native"), ("sm_100a", "naive"))
-    cases += [(target, form, kernel) for target, kernel in others for form in ("mxfp4", "nvfp4")]
-    chosen = [next(iter(configs(form, target, kernel).values())) for target, form, kernel in cases]
-    jobs = [native.job(config, target, form) for (target, form, _), config in zip(cases, chosen)]
-    reports = {id(made.job): made for made in build.build(jobs)}
-    for (target, form, kernel), config, job in zip(cases, chosen, jobs):
-        made = reports[id(job)]
-        instruction, count = native.tensor_core_instruction(made.ptx)
-        reason = native.rejection(made, form, config)
+def test_every_family_of_targets_gets_what_it_has(monkeypatch):
+    rows = native.compile_for_targets(tuple(NATIVE), ("native",))
+    monkeypatch.setattr(native, "FORMS", {form: native.FORMS[form] for form in ("mxfp4", "nvfp4")})
+    rows += native.compile_for_targets(("sm_90a",), ("native",))
+    rows += native.compile_for_targets(("sm_100a",), ("naive",))
+    assert len(rows) == 2 * len(FORMS) + 4
+    for row in rows:
+        target, form, count = row["target"], row["format"], row["count"]
         if target in NATIVE:
-            assert made.status == "ok" and instruction == NATIVE[target][form] and not reason
-        elif made.status != "ok":  # nvfp4 where Triton 3.6 and 3.7 would have to decode it
-            assert form == "nvfp4" and f"does not run on {target} with Triton" in reason
+            assert row["status"] == "ok" and row["instruction"] == NATIVE[target][form] and not row["reason"]
+        elif row["status"] != "ok":  # nvfp4 where Triton 3.6 and 3.7 would have to decode it
+            assert form == "nvfp4" and f"does not run on {target} with Triton" in row["reason"]
             continue
         else:
-            assert "bf16" in instruction and "decodes it to 16 bits" in reason
-        # Operands come by TMA in two dimensions, scales in four.
-        loads = set(re.findall(r"\bcp\.async\.bulk\.tensor\.(\d)d\.shared", made.ptx))
-        assert count > 0 and ({"2", "4"} <= loads if kernel == "native" else not loads), (target, form)
+            assert "bf16" in row["instruction"] and "decodes it to 16 bits" in row["reason"]
+        loads = row["tma_operands"], row["tma_scales"]
+        assert count > 0 and all(loads) if row["kernel"] == "native" else not any(loads), row
         # Scales that TMA brought go to tensor memory without threads; those that threads loaded do not.
-        assert ("tcgen05.cp" in made.ptx) == (kernel == "native" and target == "sm_100a")
+        assert (row["tcgen05_cp"] > 0) == (row["kernel"] == "native" and target == "sm_100a")
 
 
 @pytest.mark.compile
