@@ -428,6 +428,10 @@ def mma_v2(a, b, acc, input_precision=None):
     return _multiply_now("mma_v2", a, b, acc)
 
 
+def dot_fma(a, b, acc):
+    return _multiply_now("gl.dot_fma", a, b, acc)
+
+
 def _multiply_now(name: str, a: Any, b: Any, acc: Any) -> Value:
     a, b, acc = (as_value(each) for each in (a, b, acc))
     _require_matching(name, a, b, acc)

@@ -100,11 +100,11 @@ def _as_given(value):
 _LANGUAGE = {
     name: getattr(values, name)
     for name in ("load", "store", "cast", "arange", "full", "zeros", "where", "maximum", "minimum", "fma", "fdiv",
-                 "div_rn", "cdiv", "expand_dims", "broadcast", "reshape", "permute", "join", "split",
-                 "convert_layout", "set_auto_layout", "reduce")
+                 "div_rn", "umulhi", "cdiv", "expand_dims", "broadcast", "reshape", "permute", "join", "split",
+                 "gather", "histogram", "convert_layout", "set_auto_layout", "reduce", "associative_scan")
 } | values.UNARY | values.ATOMICS | {
     "add": values.operation("add"), "sub": values.operation("sub"), "mul": values.operation("mul"),
-    "sum": values.sum_of, "max": values.max_of, "min": values.min_of,
+    "sum": values.sum_of, "max": values.max_of, "min": values.min_of, "dot_fma": instructions.dot_fma,
     "allocate_shared_memory": memory.allocate_shared_memory, "warp_specialize": instructions.warp_specialize,
     "barrier": instructions.barrier, "thread_barrier": instructions.barrier, "to_tensor": to_tensor,
     "constexpr": _as_given, "static_range": static_range, "program_id": program_id, "num_programs": num_programs,

@@ -646,6 +646,13 @@ def div_rn(x, y):
     return as_value(x) / y
 
 
+def umulhi(x, y):
+    return cast(
+        (cast(x, gl.int64) & 0xFFFFFFFF) * (cast(y, gl.int64) & 0xFFFFFFFF) >> 32 & 0xFFFFFFFF,
+        as_value(x).dtype,
+    )
+
+
 def cdiv(x, div):
     return (x + div - 1) // div if isinstance(x, Value) or isinstance(div, Value) else -(-x // div)
 
@@ -716,6 +723,18 @@ def split(a):
     if not value.shape or value.shape[-1] != 2:
         raise GluonError(f"gl.split takes a block whose last dimension is 2, not one of shape {value.shape}")
     return tuple(Value(each, value.dtype) for each in value.data.unbind(-1))
+
+
+def gather(src, index, axis):
+    return Value(src.data.gather(unwrap(axis), index.data.to(torch.int64)), src.dtype, index.layout)
+
+
+def histogram(input, num_bins, mask=None, layout=None):
+    data = input.data if mask is None else input.data[mask.data]
+    bins = unwrap(num_bins)
+    if data.numel() and not 0 <= int(data.min()) <= int(data.max()) < bins:
+        raise GluonError(f"gl.histogram of {bins} bins meets {int(data.min())} to {int(data.max())}")
+    return Value(torch.bincount(data.flatten().long(), minlength=bins).int(), gl.int32, unwrap(layout))
 
 
 def convert_layout(value, layout, assert_trivial=False):
@@ -808,6 +827,25 @@ def reduce(input, axis, combine_fn, keep_dims=False):
     return made if isinstance(input, tuple) else made[0]
 
 
+def associative_scan(input, axis, combine_fn, reverse=False):
+    values = input if isinstance(input, tuple) else (input,)
+    axis, size = unwrap(axis) % len(values[0].shape), values[0].shape[unwrap(axis)]
+    steps, done = (range(size - 1, -1, -1) if unwrap(reverse) else range(size)), {}
+    last = None
+    for step in steps:
+        now = _pieces(values, lambda data, step=step: data.select(axis, step))
+        last = done[step] = now if last is None else _combine(combine_fn, last, now)
+    made = tuple(
+        Value(
+            torch.stack([done[step][part].data for step in range(size)], axis),
+            done[0][part].dtype,
+            value.layout,
+        )
+        for part, value in enumerate(values)
+    )
+    return made if isinstance(input, tuple) else made[0]
+
+
 ATOMICS = {
     "add": lambda old, val: old + val,
     "max": maximum,
@@ -824,7 +862,8 @@ ATOMICS = {f"atomic_{name}": _atomic(f"gl.atomic_{name}", change) for name, chan
 for _name, _function in {
     "reshape": reshape, "view": reshape, "permute": permute, "trans": trans, "split": split, "cast": cast,
     "expand_dims": expand_dims, "broadcast_to": broadcast_to, "sum": sum_of, "max": max_of, "min": min_of,
-    "reduce": reduce, "cdiv": cdiv, "store": store,
+    "reduce": reduce, "associative_scan": associative_scan, "gather": gather, "cdiv": cdiv, "store": store,
+    "histogram": histogram,
 }.items():  # fmt: skip
     setattr(Value, _name, _function)
 for _name, _function in (UNARY | ATOMICS).items():
