@@ -26,11 +26,11 @@ def test_the_curve_of_bytes_in_flight_is_legible():
     assert_legible(figures.draw_in_flight(results.load_record("ch07_bulk_copy_in_flight", "")))
 
 
-def test_the_order_of_chunks_is_titled_by_its_figures():
+def test_the_order_of_tiles_is_titled_by_its_figures():
     record = results.load_record("ch07_bulk_fronts", "")
     first, second = (f"{100 * abs(1 - row['ratio']):.0f} % slower" for row in record.rows[:2])
     title = figures.draw_fronts(record).get_suptitle().replace("\n", " ")
-    assert f"chunk: {first} than torch" in title and title.endswith(f"free chunk: {second}")
+    assert f"tile: {first} than torch" in title and title.endswith(f"free tile: {second}")
 
 
 def test_wavefronts():

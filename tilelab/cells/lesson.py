@@ -354,7 +354,7 @@ class Ladder:
         if wrong := self.check(prepare):
             wrong_row = {"version": name, "code": code, "status": "wrong", "reason": wrong}
             self.rows.append(wrong_row | {"check": f"wrong: {wrong}"})
-            return f"live on {device.current().name}"
+            return f"measured on {device.current().name}"
         timed = bench.compare(
             {self.peer: self.prepare_peer, name: prepare},
             self.make_inputs,

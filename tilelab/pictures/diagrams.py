@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -47,27 +46,6 @@ def write(
 ) -> None:
     """Draw text at (x, y), which is the middle of its height."""
     axes.text(x, y, text, fontsize=size, ha=ha, va="center_baseline", **rest)
-
-
-def lanes(
-    axes: Axes,
-    top: float,
-    left: float,
-    scale: float,
-    longest: float,
-    name: str,
-    spans: Sequence[tuple],
-    tones: Mapping[str, str],
-) -> None:
-    """Draw a schedule of `spans` (unit, group, begin, end): one lane per unit, in order, one tone per group."""
-    units = list(dict.fromkeys(unit for unit, *_ in spans))
-    write(axes, 0.05, top - 0.1, name, "left", 7.5, fontweight="bold")
-    for lane, unit in enumerate(units):
-        write(axes, left - 0.08, top - 0.02 - 0.24 * lane, unit, "right", 6.5)
-        box(axes, left, top - 0.11 - 0.24 * lane, longest * scale, 0.19, "#f2f2f2")
-    for unit, group, begin, end in spans:
-        y = top - 0.11 - 0.24 * units.index(unit)
-        box(axes, left + begin * scale, y, (end - begin) * scale, 0.19, tones[group], "white", linewidth=0.6)
 
 
 def lighten(tone: str, share: float = 0.4) -> tuple:

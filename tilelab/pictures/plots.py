@@ -42,7 +42,6 @@ COLOURS = {name: tone for tone, names in TONES.items() for name in names.split("
 COLOURS |= dict.fromkeys(MODES, "#777777")
 OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#6A51A3", "#8C510A")  # for names that are not above
 GREY = "#666666"
-UNITS = {"tflops": "TFLOP/s", "gbps": "GB/s", "us": "µs"}
 Key = str | Callable[[dict], object]
 
 
@@ -162,21 +161,11 @@ def _say_values(rows: Sequence[dict], label: Key, value: str, form: str) -> str:
 _WHITE_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # keeps lines from crossing a text
 
 
-def ratios(
-    rows: Sequence[dict],
-    *,
-    label: Key,
-    title: str,
-    source: str,
-    peer: str = "cuBLAS",
-    floor: float | None = None,
-) -> Picture:
-    """Draw each row's speed relative to the peer; right of 1 it is faster. `floor` is the required minimum."""
+def ratios(rows: Sequence[dict], *, label: Key, title: str, source: str, peer: str = "cuBLAS") -> Picture:
+    """Draw each row's speed relative to the peer; right of 1 it is faster."""
     figure, axes = new_figure(rows, title, source, height=1.2 + 0.21 * len(rows))
     _draw_vertical(axes, 1, peer, "-", colour(peer), left=False)
-    if floor is not None:
-        _draw_vertical(axes, floor, f"floor {floor:g}", "--", GREY, left=floor <= 1)
-    seen = [row["ratio"] for row in rows if _ran(row, "ratio")] + [1, floor or 1]
+    seen = [row["ratio"] for row in rows if _ran(row, "ratio")] + [1]
     digits = 3 if max(seen) - min(seen) < 0.1 else 2
     for y, row in zip(range(len(rows))[::-1], rows):
         if not _ran(row, "ratio"):
@@ -198,47 +187,9 @@ def ratios(
     axes.set_xticks([tick for tick in ticks if max(low, 0) <= tick <= high])
     label_lines(axes, rows, label)
     axes.set_xlabel(escape_math(f"speed, × {peer}"), fontsize=8)
-    limit = "" if floor is None else f"; a dashed line marks {floor:g}"
     return figure.describe(
         f"{title.rstrip('.')}. Each row has a dot at its speed relative to {peer}, and a bar from 1 "
-        f"to the dot{limit}: {_say_values(rows, label, 'ratio', f'{{:.{digits}f}}')}."
-    )
-
-
-def ladder(
-    rows: Sequence[dict],
-    *,
-    label: Key,
-    title: str,
-    source: str,
-    value: str = "tflops",
-    unit: str | None = None,
-    ceiling: float | None = None,
-    ceiling_label: str = "",
-) -> Picture:
-    """Draw one bar per row, in order; a row that did not run, or was wrong, is an outline with its reason."""
-    figure, axes = new_figure(rows, title, source, height=1.3 + 0.27 * len(rows))
-    top = max([row[value] for row in rows if _ran(row, value)] + [ceiling or 0]) or 1
-    for y, row in zip(range(len(rows))[::-1], rows):
-        if _ran(row, value):
-            axes.barh(y, row[value], color=colour(row.get("name", "course")), height=0.7)
-            text = f"{row[value]:,.0f}" if row[value] >= 100 else f"{row[value]:.3g}"
-            end = ceiling if ceiling and 0 <= ceiling - row[value] < 0.11 * top else row[value]
-            axes.text(end + top * 0.012, y, text, va="center", fontsize=7.5, bbox=_WHITE_BOX)
-        else:
-            axes.barh(y, top * 0.02, fill=False, edgecolor=GREY, hatch="////", height=0.7)
-            write_note(axes, top * 0.03, y, _reason(row), linespacing=1, bbox=_WHITE_BOX)
-    if ceiling:
-        text = f"{ceiling_label} {ceiling:,.4g}".strip()
-        _draw_vertical(axes, ceiling, text, "--", colour("cuBLAS"), left=True)
-    axes.set_xlim(0, top * 1.1)
-    label_lines(axes, rows, label)
-    unit = unit or UNITS.get(value, value)
-    axes.set_xlabel(escape_math(unit), fontsize=8)
-    limit = f"; a dashed line at {ceiling:,.4g}, {ceiling_label}".rstrip(", ") if ceiling else ""
-    return figure.describe(
-        f"{title.rstrip('.')}. Each row has a bar, in {unit}: "
-        f"{_say_values(rows, label, value, '{:,.4g}')}{limit}."
+        f"to the dot: {_say_values(rows, label, 'ratio', f'{{:.{digits}f}}')}."
     )
 
 

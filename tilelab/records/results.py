@@ -234,10 +234,10 @@ class Record:
         """Return the origin of the rows, such as "recorded on NVIDIA H200, 2026-11-21"; a stale record says so."""
         has_gpu, when = self.device["capability"], self.data["recorded"][:10]
         if self.live:
-            return f"live on {self.device['name']}, {when}" if has_gpu else "live, without a GPU"
+            return f"measured on {self.device['name']}, {when}" if has_gpu else "computed here, without a GPU"
         return (
             f"recorded {'on ' + self.device['name'] if has_gpu else 'without a GPU'}, "
-            f"{self.stale.removeprefix('recorded ') or when}"
+            f"{self.stale.removeprefix('recorded ').partition(' (')[0] or when}"
         )
 
     def show(self, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:

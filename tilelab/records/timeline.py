@@ -1,4 +1,4 @@
-"""Record what each warp role of a CTA does and when, and show it: as a table, as a view, as a trace for Perfetto.
+"""Record what each warp role of a CTA does and when, and show it as a table.
 
 A recording is a dict that JSON can hold:
 
@@ -184,9 +184,8 @@ def find_share_without_products(recording: dict) -> float:
 def summarise(recording: dict) -> list[dict]:
     """Return a row for each lane: the share of the recording, in percent, that each kind of event covers.
 
-    The last row is of the tensor core, with the share in which it is idle, and where they are known with the profiler's
-    idle share and the cost of the recording. Events of one lane may overlap: products are in flight while the warps
-    wait.
+    The last row is of the tensor core, with the share in which it is idle. Events of one lane may overlap: products
+    are in flight while the warps wait.
     """
     unknown = {f"{kind} %": None for kind in KINDS} | {"idle %": None}
     rows = []
@@ -199,23 +198,22 @@ def summarise(recording: dict) -> list[dict]:
         rows.append(row)
     idle = {"recording": recording["name"], "lane": "tensor core", **unknown}
     idle["idle %"] = round(100 * find_idle_share(recording), 1)
-    for key, title in (("idle_profiler", "idle % by profiler"), ("overhead", "recording costs %")):
-        if recording.get(key) is not None:
-            idle[title] = round(100 * recording[key], 1)
     return [*rows, idle]
 
 
 def make_table(recordings: Sequence[dict]) -> results.Table:
     """Return a Table of `summarise` of each recording, with a caption that says where they come from.
 
-    What is the same in all rows, the name of a single recording and what recording costs, is left to the caption.
+    The caption has the cost of each recording and the profiler's idle share where they are known, and the rows of a
+    single recording do without its name.
     """
     caption = "; ".join(dict.fromkeys(f"{each['gpu']}, {each['date']}" for each in recordings))
     rows = [row for each in recordings for row in summarise(each)]
     if len(recordings) == 1:
-        cost = [row.pop("recording costs %") for row in rows if "recording costs %" in row]
         rows = [{key: value for key, value in row.items() if key != "recording"} for row in rows]
-        caption += f"; recording costs {cost[0]} %" if cost else ""
+    for key, words in (("overhead", "recording costs"), ("idle_profiler", "idle by the profiler's count")):
+        known = [f"{100 * each[key]:.1f} %" for each in recordings if each.get(key) is not None]
+        caption += f"; {words} {', '.join(known)}" if known else ""
     return results.table(rows, f"share of the recorded time; {caption}")
 
 
@@ -237,80 +235,3 @@ def keep_tiles(recording: dict, tiles: int) -> dict:
         "fills": [fill for fill in recording["fills"] if (fill[3], fill[2]) in kept],
         "tensor": [[begin, min(last, end)] for begin, last in recording["tensor"] if begin < end],
     }
-
-
-# ---- Perfetto
-
-
-def to_chrome_trace(recordings: Sequence[dict]) -> dict:
-    """Return the recordings as a Chrome trace, which https://ui.perfetto.dev opens. A row of the view is a thread.
-
-    Times are in microseconds. Where the clock is unknown, a cycle counts as a nanosecond, and the process says so.
-    Products that overlap lie in threads of their own. A counter shows how many stages are full.
-    """
-    trace = []
-    for process, recording in enumerate(recordings):
-        us = 1e-3 / (recording["ghz"] or 1)
-        clock = f"{recording['ghz']:g} GHz" if recording["ghz"] else "1 cycle drawn as 1 ns"
-        title = f"{recording['name']}: {recording['config']} ({clock})"
-        trace.append(_metadata("process_name", process, 0, name=title))
-        threads: dict[tuple, int] = {}
-        rows = []
-        for event, line in zip(recording["events"], assign_lines(recording["events"])):
-            lane = recording["lanes"][event[LANE]]
-            title = f"{lane}, products {line}" if event[KIND] == "product" else lane
-            thread = threads.setdefault((event[LANE], title), len(threads) + 1)
-            details = {key: value for key, value in list(zip(FIELDS, event))[STEP:] if value is not None}
-            rows.append(_complete(event[KIND], process, thread, event[BEGIN], event[END], us, **details))
-        thread = len(threads) + 1
-        rows += [_complete("busy", process, thread, *ends, us) for ends in recording["tensor"]]
-        for time, count in count_full_stages(recording):
-            counter = {"name": "full stages", "ph": "C", "pid": process, "ts": round(time * us, 4)}
-            rows.append(counter | {"args": {"stages": count}})
-        names = [(number, title) for (_, title), number in sorted(threads.items())]
-        for position, (number, title) in enumerate([*names, (thread, "tensor core")]):
-            trace.append(_metadata("thread_name", process, number, name=title))
-            trace.append(_metadata("thread_sort_index", process, number, sort_index=position))
-        trace += sorted(rows, key=lambda row: row["ts"])
-    return {"displayTimeUnit": "ns", "traceEvents": trace}
-
-
-def _metadata(what: str, process: int, thread: int, **details) -> dict:
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": details}
-
-
-def _complete(name: str, process: int, thread: int, begin: float, end: float, us: float, **details) -> dict:
-    times = {"ts": round(begin * us, 4), "dur": round((end - begin) * us, 4)}
-    details = {"cycles": end - begin, **details}
-    return {"name": name, "ph": "X", "pid": process, "tid": thread, **times, "args": details}
-
-
-def assign_lines(events: Sequence[Sequence]) -> list[int]:
-    """Return a line for each event: 0 for what the warps of a lane do themselves, 1 and more for products in flight.
-
-    Each product has the first line of its lane that is free when the product begins.
-    """
-    ends: dict[int, list[float]] = {}
-    lines = []
-    for event in events:
-        if event[KIND] != "product":
-            lines.append(0)
-            continue
-        mine = ends.setdefault(event[LANE], [])
-        line = next((number for number, end in enumerate(mine) if end <= event[BEGIN]), len(mine))
-        mine[line : line + 1] = [event[END]]
-        lines.append(line + 1)
-    return lines
-
-
-def count_full_stages(recording: dict) -> list[tuple[float, int]]:
-    """Return (cycle, number of full stages) at each change, in the order of time."""
-    changes = [(fill[5], 1) for fill in recording["fills"]]
-    changes += [(fill[7], -1) for fill in recording["fills"] if fill[7] is not None]
-    counts, full = [], 0
-    for time, change in sorted(changes):
-        full += change
-        if counts and counts[-1][0] == time:
-            counts.pop()
-        counts.append((time, full))
-    return counts

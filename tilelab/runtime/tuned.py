@@ -1,4 +1,4 @@
-"""Keep the fastest configuration of a kernel for each shape that was tuned, and find one for any other shape.
+"""Keep the fastest configuration of a kernel for each shape that was tuned, and find it again.
 
 The file tuned/<gpu>/<kernel>.json holds a row per shape: the configuration, its time and its ratio to the library, and
 where the row comes from. A table is used on the GPU that it names and on no other.
@@ -14,16 +14,13 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable
-from statistics import geometric_mean
 from typing import Any
 
 import filelock
 
 from tilelab.runtime import device, files, plans, provenance
 
-NEIGHBOURS = 6  # tuned shapes whose configurations are compared for a shape that was not tuned
 LARGEST_EXTENT = 2**31 - 1
-FARTHEST = 4.0  # in octaves: the extents differ by at most a factor of 16 in all
 
 
 def folder() -> pathlib.Path:
@@ -72,7 +69,7 @@ def _read(path: pathlib.Path, gpu: str, *_) -> list[dict]:
 
 
 def _check_row(row: dict) -> None:
-    """Raise an error unless a row has what `find` and `keep` read."""
+    """Raise an error unless a row has what `find_exact` and `keep` read."""
     for extent in "mnk":
         if type(row[extent]) is not int or not 0 < row[extent] <= LARGEST_EXTENT:
             raise ValueError(f"{extent} of a row must be a whole number from 1 to {LARGEST_EXTENT:,}")
@@ -182,7 +179,12 @@ def find_exact(
     can_run: Callable[[Any], bool],
     source: Callable[[], str] | None = None,
 ) -> tuple[Any, str] | None:
-    """Return (configuration, "tuned") if the table of the GPU here has a row of this very shape, as `find` does."""
+    """Return (configuration, "tuned") if the table of the GPU here has a row of this very shape.
+
+    A row whose configuration this version does not know or cannot run is passed over. A row that was measured with
+    other code than `source()`, a hash, is still used, and the answer says so. A damaged table counts as none: `load`
+    says what is wrong with it.
+    """
     for row in _rows(kernel, dtype):
         if (row["m"], row["n"], row["k"]) == (m, n, k):
             with contextlib.suppress(TypeError, ValueError):
@@ -191,60 +193,5 @@ def find_exact(
     return None
 
 
-def find(
-    kernel: str,
-    kind: Callable[..., Any],
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    predict_us: Callable[[Any, int, int, int], float],
-    can_run: Callable[[Any], bool],
-    source: Callable[[], str] | None = None,
-    untuned: Any = None,
-) -> tuple[Any, str] | None:
-    """Return (configuration, how it was chosen) for a shape on the GPU here, or None without a table that helps.
-
-    The row of the shape itself is taken, if there is one. Otherwise the configurations of the six nearest shapes are
-    compared with each other and with `untuned`, the choice without a table; None stands for it where it wins. The time
-    of a neighbour's configuration is `predict_us(config, m, n, k)`, times the factor by which the model erred at the
-    neighbour's own shape. The time of `untuned` is multiplied by the geometric mean of these factors.
-
-    Rows whose configuration this version does not know or cannot run are passed over. A row that was measured with
-    other code than `source()`, a hash, is still used, and the answer says so. A damaged table counts as none: `load`
-    says what is wrong with it.
-    """
-    if not m or not n or not k:  # nothing to multiply
-        return None
-    if exact := find_exact(kernel, kind, m, n, k, dtype, can_run, source):
-        return exact
-    rows = _rows(kernel, dtype)
-    near = []  # type: ignore[var-annotated]
-    for row in sorted(rows, key=lambda row: _distance(row, m, n, k)):
-        distance = _distance(row, m, n, k)
-        if distance > FARTHEST or len(near) == NEIGHBOURS:
-            break
-        try:
-            config = kind(**row["config"])
-        except (TypeError, ValueError):
-            continue
-        if not can_run(config):
-            continue
-        near.append((config, row, row["us"] / predict_us(config, row["m"], row["n"], row["k"])))
-    if not near:
-        return None
-    config, row, factor = min(near, key=lambda each: each[2] * predict_us(each[0], m, n, k))
-    if untuned is not None:
-        usual = geometric_mean([factor for *_, factor in near])
-        if usual * predict_us(untuned, m, n, k) <= factor * predict_us(config, m, n, k):
-            return None
-    return config, "tuned at {m} × {n} × {k}".format_map(row) + _describe_age(row, source)
-
-
 def _describe_age(row: dict, source: Callable[[], str] | None) -> str:
     return "" if source is None or row.get("source") == source() else ", for another version of the kernel"
-
-
-def _distance(row: dict, m: int, n: int, k: int) -> float:
-    """Return how far a row's shape is, in octaves; K counts half, because it changes neither tiles nor waves."""
-    return abs(math.log2(row["m"] / m)) + abs(math.log2(row["n"] / n)) + abs(math.log2(row["k"] / k)) / 2

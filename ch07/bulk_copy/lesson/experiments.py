@@ -13,7 +13,7 @@ import tempfile
 import torch
 
 from ch07 import bulk_copy
-from ch07.bulk_copy import CONFIGS, ELEMENTS, OPS, SOURCE, BulkConfig, configs
+from ch07.bulk_copy import ELEMENTS, OPS, SOURCE, BulkConfig, configs
 from tilelab.measure import bench, check
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
@@ -240,18 +240,3 @@ def run_broken_kernels():
 
 
 # ---- machine code
-
-
-def compile_for_targets(variants=CONFIGS, targets=device.TARGETS[1:]) -> list[dict]:
-    """Compile {op: {name: configuration}} for each target, without a GPU, and count the instructions in its SASS."""
-    cases = [
-        (op, name, config, target)
-        for op, named in variants.items()
-        for name, config in named.items()
-        for target in targets
-    ]
-    reports = build.disassemble(bulk_copy.job(config, target, ELEMENT[op]) for op, _, config, target in cases)
-    return [
-        {"op": op, **report.row(), "name": name, "config": str(config)}
-        for (op, name, config, _), report in zip(cases, reports)
-    ]

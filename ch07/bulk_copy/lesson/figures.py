@@ -1,4 +1,4 @@
-"""Pictures of bulk copies: speed against bytes in flight, and the order of the chunks."""
+"""Pictures of bulk copies: speed against bytes in flight, and the order of the tiles."""
 
 from tilelab.pictures import plots
 
@@ -26,12 +26,9 @@ def draw_in_flight(record) -> plots.Picture:
     law = "Little's law with the latency of the smallest buffer"
     axes.plot([0, reach], [0, torch_gbps], ":", color=plots.GREY, linewidth=1.2, label=law)
     axes.axhline(torch_gbps, color=plots.colour("torch"), linewidth=1, linestyle="--", label=first["peer"])
-    axes.set(
-        xlabel="KiB under way per SM: (stages − 1) × buffer, or one buffer",
-        ylabel="GB/s",
-        xlim=(0, None),
-        ylim=(0, 1.12 * torch_gbps),
-    )
+    axes.set_xlabel("KiB under way per SM: (stages − 1) × buffer, or one buffer", fontsize=8)
+    axes.set_ylabel("GB/s", fontsize=8)
+    axes.set(xlim=(0, None), ylim=(0, 1.12 * torch_gbps))
     axes.legend(fontsize=7, frameon=False, loc="lower right")
     said = ", ".join(
         f"{row['gbps']:.0f} at {_kib_loading(row)}" for row in sorted(record.rows, key=_kib_loading)
@@ -43,16 +40,22 @@ def draw_in_flight(record) -> plots.Picture:
 
 
 def draw_fronts(record) -> plots.Picture:
-    """Draw each order of the chunks against torch's copy. The title states what the two persistent rings lose."""
+    """Draw each order of the tiles, and the narrowest loads, against torch's copy.
+
+    The title states what the two persistent rings lose. A tile is a chunk in the record, and a block is a CTA.
+    """
+    rows = [
+        row | {"name": row["name"].replace("chunk", "tile").replace("CTA", "block")}
+        for row in record.rows
+        if "loads" not in row["name"] or "16 B" in row["name"]
+    ]
     strided, in_order = (
         f"{row['name'].removeprefix('persistent, ').removeprefix('the ')}: "
         f"{100 * abs(1 - row['ratio']):.0f} % {'slower' if row['ratio'] < 1 else 'faster'}"
-        for row in record.rows[:2]
+        for row in rows[:2]
     )
     title = f"{strided[0].upper()}{strided[1:]} than torch; {in_order}"
-    return plots.ratios(
-        record.rows, label="name", peer=record.rows[0]["peer"], source=record.label(), title=title
-    )
+    return plots.ratios(rows, label="name", peer=rows[0]["peer"], source=record.label(), title=title)
 
 
 def describe_littles_law(record) -> str:

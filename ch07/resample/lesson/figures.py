@@ -40,7 +40,7 @@ def count_wavefronts(words) -> int:
 def count_search_wavefronts(sources: int = 1024, targets: int = 2048) -> list[dict]:
     """Return, for three ways to search, the steps and the wavefronts per target, by the model of `count_wavefronts`.
 
-    The source times and the targets are spread evenly. A warp step is one comparison by a warp.
+    The source times and the targets are spread evenly. A warp-step is one comparison by a warp.
     """
     at = [(target + 0.5) * (sources - 1) / targets for target in range(targets)]
     single = [binary_search_reads(sources, target) for target in at]
@@ -60,11 +60,15 @@ def count_search_wavefronts(sources: int = 1024, targets: int = 2048) -> list[di
         steps, wavefronts = sum(map(len, runs)), sum(count_wavefronts(step) for run in runs for step in run)
         row = {"search": name, "steps": steps / len(runs)}
         rows.append(
-            row | {"warp steps per target": steps / found, "wavefronts per target": wavefronts / found}
+            row | {"warp-steps per target": steps / found, "wavefronts per target": wavefronts / found}
         )
     return rows
 
 
 def wavefront_table() -> results.Table:
     """Return the table of `count_search_wavefronts` for the problem of the notebook."""
-    return results.table(count_search_wavefronts(), "counted, not measured: 1,024 sources, 2,048 targets")
+    rows = [
+        {name: value if name == "search" else round(value, 2) for name, value in row.items()}
+        for row in count_search_wavefronts()
+    ]
+    return results.table(rows, "counted, not measured: 1,024 sources, 2,048 targets")

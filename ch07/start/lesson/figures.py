@@ -10,6 +10,7 @@ from tilelab.pictures.diagrams import box, canvas, lighten, write
 from tilelab.runtime import device
 
 PALE = "#eeeeee"
+TILES = ((32, 32), (64, 64), (128, 128), (128, 256), (256, 256))  # of C: rows, columns
 BLUE, ORANGE, GREEN = map(plots.colour, ("best", "proposed", "predicted"))
 
 
@@ -94,32 +95,34 @@ def draw_machine(machine: Machine) -> plots.Picture:
     )
 
 
-def draw_need(machine: Machine, sides=(32, 64, 128, 256)) -> plots.Picture:
-    """Draw the bytes that must arrive per second for square tiles of C, beside what DRAM and L2 deliver."""
-    need = [bytes_per_operation(side, side) * machine.tflops for side in sides]
+def draw_need(machine: Machine, tiles=TILES) -> plots.Picture:
+    """Draw the bytes that must arrive per second for tiles of C, beside what DRAM and L2 deliver."""
+    names = [f"{rows} × {columns}" for rows, columns in tiles]
+    need = [bytes_per_operation(*tile) * machine.tflops for tile in tiles]
 
     def name_served(rate: float) -> str:
-        served = [f"{side} × {side}" for side, tbps in zip(sides, need) if tbps <= rate]
+        served = [name for name, tbps in zip(names, need) if tbps <= rate]
         return " and ".join(served) or "none of these tiles"
 
     title = f"DRAM alone is fast enough for {name_served(machine.copy_tbps)}"
     title += f", and L2 is fast enough for {name_served(machine.l2_tbps)}" if machine.l2_tbps else ""
     of_l2 = f"L2: {machine.gemm_label}" if machine.l2_tbps else ""
     source = _sources(f"for {machine.tflops:.0f} TFLOP/s, {machine.label}", of_l2)
-    figure, axes = plots.new_figure(sides, title, source, 2.75)
-    axes.bar(range(len(sides)), need, 0.6, color=lighten(BLUE, 0.6))
+    figure, axes = plots.new_figure(tiles, title, source, 2.75)
+    axes.bar(range(len(tiles)), need, 0.6, color=lighten(BLUE, 0.6))
     for x, value in enumerate(need):
         text, look = f"{value:.{0 if value > 20 else 1}f}", {"textcoords": "offset points", "ha": "center"}
-        axes.annotate(text, (x, value), (0, 2), fontsize=7.5, **look)
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # it hides a line
+        axes.annotate(text, (x, value), (0, 4), fontsize=7.5, bbox=behind, **look)
     lines = ((machine.copy_tbps, "DRAM: a copy", ORANGE), (machine.l2_tbps, "L2: at least", GREEN))
     for value, text, tone in lines:
         if value:
             axes.axhline(value, color=tone, linewidth=1.2, label=f"{text}, {value:.1f} TB/s")
-    axes.set_xticks(range(len(sides)), [f"{side} × {side}" for side in sides])
+    axes.set_xticks(range(len(tiles)), names)
     axes.set_xlabel("tile of C", fontsize=8)
     axes.set_ylabel("TB/s that all SMs need", fontsize=8)
     axes.legend(fontsize=7.5, frameon=False, loc="upper right")
-    bars = ", ".join(f"{side} × {side}: {tbps:.1f}" for side, tbps in zip(sides, need))
+    bars = ", ".join(f"{name}: {tbps:.1f}" for name, tbps in zip(names, need))
     return figure.describe(
         f"{title}. The bars are the TB/s that all SMs need for a tile of C ({bars}), and the lines "
         "are the TB/s that DRAM and L2 deliver."

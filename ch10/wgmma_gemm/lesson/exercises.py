@@ -139,11 +139,14 @@ def check_product(kernel) -> str:
     return lesson.run_everywhere(run) or f"16 and 64 columns: largest error against float64 {max(errors):.1e}"
 
 
-def table_of(record: results.Record, line: str, column: str) -> results.Table:
-    """Return a table of ratios with a row for each value of `line` and a column for each value of `column`."""
+def table_of(record: results.Record, line: str, column: str, name: str = "") -> results.Table:
+    """Return a table of ratios with a row for each value of `line` and a column for each value of `column`.
+
+    `name` is a heading with {} for the value, by default the value and `column`.
+    """
     lines, columns = (list(dict.fromkeys(row[key] for row in record.rows)) for key in (line, column))
     ratio = {(row[line], row[column]): row.get("ratio") for row in record.rows}
-    names = {each: f"{each} {column}" for each in columns}
+    names = {each: (name or f"{{}} {column}").format(each) for each in columns}
     rows = [{line: each} | {names[other]: ratio.get((each, other)) for other in columns} for each in lines]
     return results.table(rows, f"speed over cuBLAS, {record.label()}", [line, *names.values()])
 

@@ -11,7 +11,16 @@ from ch10.tile_pipeline.lesson.figures import BLUE, GREEN, ORANGE
 from tilelab.pictures import plots
 from tilelab.pictures.diagrams import box, lighten
 
-TONES = {"wait": "none", "load": BLUE, "product": GREEN, "softmax": "#F0E442", "store": ORANGE}  # by event
+# by event, in the order of the legend
+TONES = {
+    "wait": "none",
+    "load": BLUE,
+    "product": GREEN,
+    "Q Kᵀ": GREEN,
+    "softmax": "#F0E442",
+    "P V": "#CC79A7",
+    "store": ORANGE,
+}
 
 
 def _stack_rows(rows: Sequence[dict]) -> list[tuple[int, dict]]:

@@ -251,12 +251,16 @@ def find_softmax(rows: list[dict]) -> list[dict]:
 def draw_still(recording: dict, until: int, origin: str) -> plots.Picture:
     """Return a picture of the first `until` cycles, with a row for each role. A bar bears its block's number."""
     rows = timeline.as_rows(recording)
-    rows = [
-        {**row, "role": row["lane"], "event": row["kind"]}
-        for row in rows + find_softmax(rows)
-        if row["end"] <= until
-    ]
-    return figures.draw_timeline(rows, title="What one program does, and when", source=origin).describe(
+    rows = [row for row in rows + find_softmax(rows) if row["end"] <= until]
+
+    def name_event(row: dict) -> str:
+        if row["kind"] != "product":
+            return row["kind"]
+        return "Q Kᵀ" if row["stage"] < CONFIG.num_stages else "P V"
+
+    rows = [{**row, "role": row["lane"], "event": name_event(row)} for row in rows]
+    title = "The softmax of a block runs under P V of the block before"
+    return figures.draw_timeline(rows, title=title, source=origin).describe(
         f"A row for each warp role of one program, over {until:,} cycles: its loads, waits, products, softmax and "
         "stores. While a consumer computes the softmax of a block, its product P V of the block before runs, and the "
         f"products of the two consumers overlap. A block takes {find_block_cycles(recording):,.0f} cycles."

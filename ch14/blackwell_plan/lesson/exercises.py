@@ -94,10 +94,6 @@ def compile_versions(versions: dict[tuple, tuple[Callable, str, str]], keys: Seq
 # ---- the reader's kernels
 
 
-def _raise(fault: str) -> None:
-    assert not fault, fault
-
-
 @triton.jit
 def _load_all(desc, out_ptr, GROUPS_IN_ALL, ROWS: tl.constexpr, GROUPS: tl.constexpr, LOAD: tl.constexpr):
     row, group = tl.program_id(0) * ROWS, tl.program_id(1) * GROUPS

@@ -52,16 +52,6 @@ def _where() -> str:
     return "cuda" if device.current().capability else "cpu"
 
 
-def show(record: results.Record, columns: Sequence[str], rows: Sequence[dict] | None = None) -> results.Table:
-    """Return a table of `rows`, or of all rows of the record. Columns in which no row has a value are left out."""
-    rows = record.rows if rows is None else rows
-    return results.table(
-        rows,
-        f"{record.experiment}: {record.label()}",
-        [column for column in columns if any(row.get(column) is not None for row in rows)],
-    )
-
-
 # ---- fp8 with block scales
 
 

@@ -38,7 +38,7 @@ def draw_sums(record) -> plots.Picture:
 
 
 def draw_in_flight(rows) -> plots.Picture:
-    """Draw the latency that the stages of each plan hide, at the tensor core's rate and at that of DRAM."""
+    """Draw the latency that the stages of each plan hide, at the tensor core's rate."""
     figure, axes = plots.new_figure(
         rows,
         "How much latency the stages hide, if the tensor core runs at full rate",
@@ -49,7 +49,7 @@ def draw_in_flight(rows) -> plots.Picture:
     axes.barh(
         names,
         [row["hidden us"] for row in rows],
-        color=[BLUE if row["plan"] == "greedy" else ORANGE for row in rows],
+        color=[ORANGE if row["plan"] == "attempt 2" else BLUE for row in rows],
     )
     axes.axvline(rows[0]["latency us"], color="black", linestyle="--", linewidth=1)
     axes.text(rows[0]["latency us"], -0.75, "latency of a load", fontsize=6.5, ha="right")

@@ -142,7 +142,7 @@ def tabulate_products(cells: results.Record) -> results.Table:
     for row in cells.rows:
         if row["workload"] == "matmul" and row["status"] == "ok":
             copies = sum(each["us"] for each in row["kernels"] if "multi_tensor_apply" in each["kernel"])
-            shown = {"mode": row["name"], "ms": row["ms"], "× eager": row["ratio"], "±": row.get("spread")}
+            shown = {"mode": row["name"], "× eager": row["ratio"], "±": row.get("spread")}
             shown |= {"copies, µs": copies, "compile, s": row.get("compile_s")}
             rows.append(
                 _round(shown) | {"fastest candidate": "; ".join(dict.fromkeys(row.get("winner", [])))}
@@ -181,24 +181,16 @@ def measure_decoder():
     return decoder_timing.measure()
 
 
-def tabulate_traces(rows: list[dict]) -> results.Table:
-    """Return the table of decoder_timing.trace_variants: graph breaks, operators, and graphs after each call."""
-    calls = ", ".join(map(str, decoder_timing.CALLS))
-    kinds = list(decoder_timing.PREDICTED_GRAPHS)
-    shown = [row | {kind: ", ".join(map(str, row[kind])) for kind in kinds} for row in rows]
-    caption = f"traced without data; graphs after calls with {calls} tokens, marked and unmarked"
-    return results.table(shown, caption, ["variant", "breaks", "operators", "marked", "unmarked"])
-
-
 def tabulate_decoder(record: results.Record) -> results.Table:
-    """Return the table of the decoder block's speed, with the kernels of a call by kind, and of its errors."""
+    """Return the table of the decoder block's speed, with the time of its products and of what is between them."""
     columns = {
         "tokens": "tokens",
         "name": "variant",
         "ratio": "× eager",
         "call_ratio": "× eager, plain calls",
+        "products_ms": "products, ms",
+        "other_ms": "other, ms",
+        "error": "error",
     }
-    columns |= {f"{kind}_ms": f"{kind}, ms" for kind in ("products", "attention", "other")}
-    columns |= {"launches": "launches", "error": "error"}
     rows = [_round({title: row.get(key) for key, title in columns.items()}) for row in record.rows]
     return results.table(rows, f"a decoder block of Llama 3 8B: {record.label()}", list(columns.values()))

@@ -87,26 +87,48 @@ def draw_ablation(records: dict[str, object]) -> plots.Picture:
     )
 
 
-TOKENS = {
-    "1 to 64 tokens": (1, 64),
-    "130 to 400": (130, 400),
-    "1,000 or more": (1000, math.inf),
-    "all": (1, math.inf),
-}
+TOKENS = {"1 to 64": (1, 64), "65 to 400": (65, 400), "above 400": (401, math.inf), "all": (1, math.inf)}
 
 
 def describe_means(sets: dict[str, list[dict]]) -> str:
-    """Return a line for each set of shapes: the geometric mean of the ratios, by tokens (M), and the lowest one."""
-    lines = []
+    """Return a text table of the sets of shapes: the geometric mean of the ratios by tokens (M), and the lowest."""
+    lines = [f"{'× torch.mm, by tokens':30}" + "".join(f"{name:>15}" for name in (*TOKENS, "lowest shape"))]
     for name, rows in sets.items():
-        means = {
-            words: results.geometric_mean(row["ratio"] for row in rows if low <= row["shape"][0] <= high)
-            for words, (low, high) in TOKENS.items()
-        }
-        parts = [f"{mean:.3f} for {words}" for words, mean in means.items()]
-        lowest = min(row["ratio"] for row in rows)
-        lines.append(f"{name}, {len(rows)} shapes, × torch.mm: {', '.join(parts)}, lowest {lowest:.3f}")
+        found = [
+            results.geometric_mean(row["ratio"] for row in rows if low <= row["shape"][0] <= high)
+            for low, high in TOKENS.values()
+        ]
+        found.append(min(row["ratio"] for row in rows))
+        lines.append(f"{f'{name}, {len(rows)} shapes':30}" + "".join(f"{value:15.2f}" for value in found))
     return "\n".join(lines)
+
+
+def draw_held_out(sets: dict[str, list[dict]], source: str) -> plots.Picture:
+    """Draw the ratio of each shape over its tokens (M) for each set, and the mean of each number of tokens."""
+    title = "Untuned shapes: the Triton kernel falls behind around 160 tokens"
+    figure, axes = plots.new_figure(list(sets), title, source, 3)
+    said = []
+    for (name, rows), tone in zip(sets.items(), (ORANGE, BLUE)):
+        axes.plot(*zip(*((row["shape"][0], row["ratio"]) for row in rows)), ".", color=tone, ms=3, alpha=0.35)
+        at = {
+            tokens: [row["ratio"] for row in rows if row["shape"][0] == tokens]
+            for tokens, *_ in sorted(row["shape"] for row in rows)
+        }
+        means = [(tokens, results.geometric_mean(each)) for tokens, each in at.items() if len(each) > 1]
+        axes.plot(*zip(*means), color=tone, marker="o", ms=3.5, lw=1.5, label=name)
+        lowest = min(means, key=lambda mean: mean[1])
+        said.append(f"{name}: the lowest mean, {lowest[1]:.2f}, is at {lowest[0]} tokens")
+    axes.axhline(1, color="black", linewidth=1)
+    ticks = (1, 4, 16, 64, 256, 1024, 4096)
+    axes.set(xscale="log", ylim=(0.45, 1.5))
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("tokens (M); a dot is a shape, a line their geometric mean", fontsize=8)
+    axes.set_ylabel("× torch.mm", fontsize=8)
+    axes.legend(fontsize=8, frameon=False, loc="upper right")
+    return figure.describe(
+        f"A dot for each shape: its speed, × torch.mm, over its tokens, and a line of means. {'; '.join(said)}."
+    )
 
 
 def describe_losses(records: dict[int, object]) -> str:

@@ -259,16 +259,6 @@ def count_instructions(report: build.Report) -> dict:
     return row | {name: round(count / elements, 2) for name, count in per_element.items()}
 
 
-def compile_for_targets(targets=device.TARGETS[1:]) -> list[dict]:
-    """Compile every format and configuration for the targets, and return rows with `count_instructions`."""
-    cases = [(format, config, target) for target in targets for format in FUSED for config in configs(format)]
-    reports = build.disassemble([mx_formats.job(config, target, format) for format, config, target in cases])
-    return [
-        report.row() | {"name": format, "variant": variant} | count_instructions(report)
-        for (format, variant, _), report in zip(cases, reports)
-    ]
-
-
 def issue_us(issued: float, elements: int, sms: int = 132, ghz: float = 1.7) -> float:
     """Return the microseconds that issuing takes if no slot stays empty, on an H200 at its clock under load."""
     return issued * elements / (sms * LANES_PER_CLOCK * ghz * 1e3)

@@ -116,7 +116,6 @@ def test_every_variant_is_one_graph_without_breaks():
         f"4 × {gemm}, 1 × attention",
         "4 × fp8, 1 × attention",
     ]
-    assert "1, 2, 2" in str(experiments.tabulate_traces(rows))
 
 
 @pytest.mark.compile

@@ -56,6 +56,21 @@ def divide(x, out):
 
 
 @gluon.jit
+def sum_two(a, b):
+    return a + b
+
+
+@gluon.jit
+def rearrange(x, out):
+    i = gl.arange(0, 8, LINE)
+    v = gl.load(x + i)
+    gl.store(out + i, gl.gather(v, 7 - i, 0))
+    gl.store(out + 8 + i, gl.associative_scan(v, 0, sum_two))
+    gl.store(out + 16 + i, gl.histogram(v, 8, layout=LINE))
+    gl.store(out + 24 + i, gl.umulhi(v.to(gl.uint32) + 0xFFFFFFF0, v.to(gl.uint32) + 2).to(gl.int32))
+
+
+@gluon.jit
 def count_values(x, counts):
     v = gl.load(x + gl.program_id(0) * 64 + gl.arange(0, 64, LINE))
     gl.atomic_add(counts + v, 1, mask=v < 8, sem="relaxed")
@@ -231,6 +246,15 @@ def test_integers_divide_and_wrap_as_on_the_gpu(kernels):
     assert torch.equal(out[:8], x.div(3, rounding_mode="trunc")) and torch.equal(out[8:16], x.fmod(3))
     assert torch.equal(out[16:24], x * 1000000000)
     assert out[24:].tolist() == [-2, -1, 45]
+
+
+def test_elements_are_gathered_summed_up_and_counted(kernels):
+    x = torch.tensor([3, 0, 7, 3, 1, 1, 5, 3], dtype=torch.int32)
+    out = torch.zeros(32, dtype=torch.int32)
+    kernels["rearrange"][(1,)](x, out)
+    high = [(each + 0xFFFFFFF0) * (each + 2) >> 32 for each in x.tolist()]
+    expected = [*x.flip(0).tolist(), *x.cumsum(0).tolist(), *x.bincount(minlength=8).tolist(), *high]
+    assert out.tolist() == expected
 
 
 def test_atomics_count_every_element(kernels):

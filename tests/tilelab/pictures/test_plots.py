@@ -35,8 +35,7 @@ def words(figure):
 
 
 PICTURES = {
-    "ratios": lambda rows: plots.ratios(rows, label="config", floor=0.9, **TITLES),
-    "ladder": lambda rows: plots.ladder(rows, label="config", ceiling=800, ceiling_label="roof", **TITLES),
+    "ratios": lambda rows: plots.ratios(rows, label="config", **TITLES),
     "heat_map": lambda rows: plots.heat_map(rows, "x", lambda row: row["y"], "ratio", y_label="y", **TITLES),
     "centred heat_map": lambda rows: plots.heat_map(rows, "x", "y", "ratio", centre=1.0, **TITLES),
 }
@@ -66,16 +65,14 @@ def test_draws_without_a_warning_and_leaves_nothing_open(draw):
         draw([])
 
 
-@pytest.mark.parametrize(
-    "name, word", [("ladder", REJECTED["reason"]), ("ratios", REJECTED["reason"]), ("heat_map", "x")]
-)
+@pytest.mark.parametrize("name, word", [("ratios", REJECTED["reason"]), ("heat_map", "x")])
 def test_what_did_not_run_stays_in_the_picture_with_its_reason(name, word):
     figure = PICTURES[name]([*ROWS, REJECTED])
     assert word in [text.get_text() for text in figure.axes[0].texts]
     assert_draws(figure)
 
 
-@pytest.mark.parametrize("name", ["ladder", "ratios", "heat_map"])
+@pytest.mark.parametrize("name", ["ratios", "heat_map"])
 def test_a_wrong_result_has_no_figure(name):
     figure = PICTURES[name]([*ROWS, WRONG])
     assert "99" not in words(figure) and figure.axes[0].get_xlim()[1] < 1000
@@ -83,10 +80,8 @@ def test_a_wrong_result_has_no_figure(name):
         assert WRONG["reason"] in words(figure)
 
 
-def test_ratios_name_the_peer_and_the_floor():
-    assert {"cuBLAS", "floor 0.9", "1.05"} <= {
-        text.get_text() for text in PICTURES["ratios"](ROWS).axes[0].texts
-    }
+def test_ratios_name_the_peer():
+    assert {"cuBLAS", "1.05"} <= {text.get_text() for text in PICTURES["ratios"](ROWS).axes[0].texts}
     assert_draws(PICTURES["ratios"](ROWS * 7))
 
 
@@ -103,20 +98,14 @@ def test_the_alternative_text_of_a_heat_map_says_its_range_and_where_it_ends():
     assert PICTURES["heat_map"]([REJECTED]).description.endswith("1 cells, 0 with a value.")
 
 
-def test_the_alternative_texts_of_ratios_and_ladders_say_each_value():
+def test_the_alternative_texts_of_ratios_say_each_value():
     rows = [
         {"name": f"k{index}", "ratio": 0.5 + index / 10, "gbps": 1000 * (index + 1)} for index in range(3)
     ]
     rows.append({"name": "late", "status": "failed", "reason": "no answer"})
-    said = plots.ratios(rows, label="name", floor=0.9, **TITLES).description
-    assert said.startswith(TITLES["title"]) and "a dashed line marks 0.9" in said
+    said = plots.ratios(rows, label="name", **TITLES).description
+    assert said.startswith(TITLES["title"])
     assert said.endswith("0.50 for k0; 0.60 for k1; 0.70 for k2; none for late.")
-    said = plots.ladder(
-        rows, label="name", value="gbps", ceiling=4000, ceiling_label="roof", **TITLES
-    ).description
-    assert said.endswith(
-        "GB/s: 1,000 for k0; 2,000 for k1; 3,000 for k2; none for late; a dashed line at 4,000, roof."
-    )
     many = plots.ratios(rows * 5, label="name", **TITLES).description
     assert many.endswith("of 15 rows with a value, the least is 0.50 for k0, and the greatest 0.70 for k2.")
 

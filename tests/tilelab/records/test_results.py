@@ -334,7 +334,7 @@ def test_too_little_memory_is_said(own_folder, on, monkeypatch):
 def test_live_then_recorded(own_folder, on, monkeypatch):
     on(H200)
     live = results.live_or_recorded("gemm", lambda: ROWS, "aaaabbbb")
-    assert live.live and live.rows == ROWS and live.label().startswith("live on NVIDIA H200, 20")
+    assert live.live and live.rows == ROWS and live.label().startswith("measured on NVIDIA H200, 20")
     assert not os.listdir(own_folder)
     monkeypatch.setenv("TILES_RECORD", "1")
     results.live_or_recorded("gemm", lambda: ROWS, "aaaabbbb")
@@ -344,10 +344,11 @@ def test_live_then_recorded(own_folder, on, monkeypatch):
     assert not fresh.live and fresh.rows == ROWS and fresh.label() == f"recorded on NVIDIA H200, {day}"
     old = results.live_or_recorded("gemm", pytest.fail, "ccccdddd")
     assert old.stale == f"recorded {day}, older than its kernel (source aaaa… then, cccc… now)"
+    assert old.label() == f"recorded on NVIDIA H200, {day}, older than its kernel"
     assert (
-        old.label() == f"recorded on NVIDIA H200, {day}, older than its kernel (source aaaa… then, cccc… now)"
+        results.live_or_recorded("other", lambda: ROWS, "", can_run=True).label()
+        == "computed here, without a GPU"
     )
-    assert results.live_or_recorded("other", lambda: ROWS, "", can_run=True).label() == "live, without a GPU"
 
 
 def test_an_experiment_is_measured_or_recorded(own_folder, on, monkeypatch):
@@ -378,7 +379,7 @@ def test_an_experiment_may_need_more_than_tma(on):
     here.append("a profiler")
     assert counted().live and counted.source() == ""
     on(device.Device())
-    assert counted().label() == "live, without a GPU"
+    assert counted().label() == "computed here, without a GPU"
 
 
 def test_show(on):
@@ -389,13 +390,14 @@ def test_show(on):
     ]
     shown = results.Record(results.make_record("gemm", rows, ""), live=True)
     text, markup = repr(shown), shown._repr_html_()
-    assert text.splitlines()[0].startswith("gemm: live on NVIDIA H200, 20")
+    assert text.splitlines()[0].startswith("gemm: measured on NVIDIA H200, 20")
     assert "0.1235" in text and "12346" in text and "x" * 80 in text and "nan" not in text.lower()
-    assert "x" * 80 in markup and "b&lt;" in markup and "gemm: live on NVIDIA H200" in markup
+    assert results.table([{"× torch": 0.47614, "±": 0.011279}], "").rows == [["0.476", "0.011"]]
+    assert "x" * 80 in markup and "b&lt;" in markup and "gemm: measured on NVIDIA H200" in markup
     chosen = shown.show(columns=["name", "tflops"], sort="tflops")
     assert chosen.frame.columns.tolist() == ["name", "tflops"] and chosen.frame.name.tolist() == ["b<", "a"]
     assert shown.show(sort="-tflops").frame.name.tolist() == ["a", "b<"]
-    assert repr(results.Record(results.make_record("gemm", [], ""), live=True)).startswith("gemm: live")
+    assert repr(results.Record(results.make_record("gemm", [], ""), live=True)).startswith("gemm: measured")
 
 
 def test_a_table_may_be_folded_as_a_whole():

@@ -1,6 +1,5 @@
-"""Tables of tuned configurations: what is kept, what is replaced, and which row serves which shape."""
+"""Tables of tuned configurations: what is kept, what is replaced, and what is passed over."""
 
-import functools
 import json
 import math
 import multiprocessing
@@ -46,41 +45,21 @@ def folder(monkeypatch, tmp_path):
     return tmp_path
 
 
-def find(
-    m, n, k, predict=lambda config, *shape: 20 * config.block_m / 128, can_run=lambda config: True, **rest
-):
-    return tuned.find("gemm", GemmConfig, m, n, k, "bf16", predict, can_run, **rest)
+def find(m, n, k, can_run=lambda config: True, **rest):
+    return tuned.find_exact("gemm", GemmConfig, m, n, k, "bf16", can_run, **rest)
 
 
-def test_a_row_comes_back_for_its_shape_and_serves_those_nearby():
+def test_a_row_comes_back_for_its_shape():
     assert find(64, 4096, 8192) is None
     tuned.keep("gemm", [ROW, ROW | {"m": 256, "config": SPLIT}], GPU)
     assert find(64, 4096, 8192) == (WHOLE, "tuned")
     assert find(256, 4096, 8192) == (SPLIT, "tuned")
-    # The model is right for WHOLE at 64 rows, and for SPLIT at 256 rows it says 10 µs where 20 were measured.
-    assert find(100, 4096, 8192) == (WHOLE, "tuned at 64 × 4096 × 8192")
-    assert find(100, 4096, 8192, lambda config, *shape: config.block_n)[0] == WHOLE
-    assert find(100, 4096, 8192, lambda config, m, n, k: 20 * m / 64 if config == WHOLE else 20)[0] == SPLIT
-    assert find(100, 64, 64) is None  # too far from both
-    assert find(0, 4096, 8192) is None
-
-
-def test_the_choice_without_a_table_wins_where_the_model_expects_it_to_be_faster():
-    """It is corrected by the neighbours' mean factor: here 2, because 20 µs were measured for a prediction of 10."""
-    tuned.keep("gemm", [ROW], GPU)
-    other = GemmConfig(64, 128, 64, 4, 3, "persistent")
-    for us, found in ((9, None), (11, (WHOLE, "tuned at 64 × 4096 × 8192"))):
-        model = functools.partial(lambda us, config, *shape: us if config == other else 10, us)
-        assert find(100, 4096, 8192, model, untuned=other) == found
-    assert find(64, 4096, 8192, lambda config, *shape: 1 if config == other else 10, untuned=other) == (
-        WHOLE,
-        "tuned",
-    )
+    assert find(100, 4096, 8192) is None
 
 
 def test_what_cannot_run_or_is_not_known_is_passed_over(folder):
     tuned.keep("gemm", [ROW, ROW | {"m": 256, "config": SPLIT}], GPU)
-    assert find(64, 4096, 8192, can_run=lambda config: config == SPLIT)[0] == SPLIT
+    assert find(64, 4096, 8192, can_run=lambda config: config == SPLIT) is None
     path = tuned.table_path("gemm", GPU)
     table = json.loads(path.read_text())
     table["rows"][0]["config"] |= {"a field of another version": 1}
@@ -236,12 +215,7 @@ def test_the_tuner_tries_first_what_the_model_prefers(monkeypatch):
 def test_a_row_of_other_code_is_used_and_says_so():
     tuned.keep("gemm", [ROW], GPU)
     for source, said in (("1", ""), ("2", ", for another version of the kernel")):
-        asked = ("bf16", lambda config, *shape: 1, lambda config: True, lambda source=source: source)
-        assert tuned.find("gemm", GemmConfig, 64, 4096, 8192, *asked) == (WHOLE, "tuned" + said)
-        assert tuned.find("gemm", GemmConfig, 65, 4096, 8192, *asked) == (
-            WHOLE,
-            "tuned at 64 × 4096 × 8192" + said,
-        )
+        assert find(64, 4096, 8192, source=lambda source=source: source) == (WHOLE, "tuned" + said)
 
 
 def test_a_kept_row_makes_operators_plan_anew():

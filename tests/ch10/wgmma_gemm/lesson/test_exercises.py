@@ -116,3 +116,4 @@ def test_a_sweep_becomes_a_table():
     record = results.Record(results.make_record("ch10_gemm_depth", rows, ""), live=False)
     text = str(exercises.table_of(record, "kernel", "stages"))
     assert "2 stages" in text and "0.4" in text and "roles" in text
+    assert "rings of 2" in str(exercises.table_of(record, "kernel", "stages", "rings of {}"))

@@ -132,7 +132,7 @@ def test_the_stages_of_k_and_v_fill_and_empty():
 def test_a_block_takes_the_time_between_two_products_of_one_tile():
     recording = recorder.read_trace(make_trace())
     assert recorder.find_block_cycles(recording) == 900
-    assert "one program" in recorder.draw_still(recording, 3000, "made up").get_suptitle()
+    assert "under P V" in recorder.draw_still(recording, 3000, "made up").get_suptitle()
 
 
 def test_a_softmax_reaches_from_its_scores_to_the_next_wait_and_lies_over_a_product_with_v():

@@ -83,15 +83,6 @@ def test_the_quantiser_has_the_bits_of_the_definition(change):
         exercises.check_rows_quantiser(kernel)
 
 
-def test_fewer_terms_per_short_sum_cost_more_additions():
-    (launch,) = define(VERSIONS, "prepare_limited_sum")
-    a, b, _, _, out = exercises.make_products((128, 128, 512), "cpu")
-    for limit, additions in ((128, 64), (32, 256)):
-        made = functools.partial(launch, limit=limit)
-        report = lesson.compile_launch(made, (a, b, out.float()), "sm_90a")
-        assert lesson.lines(report.sass, "FADD").split()[0] == str(additions)
-
-
 def test_two_launches_of_a_split_give_the_same():
     """The counters are set back, and the parts are added in one order."""
     operands = exercises.make_products((70, 256, 640), exercises._where())

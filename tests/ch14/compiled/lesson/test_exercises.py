@@ -223,6 +223,12 @@ def test_a_wrong_norm_fails(change, reason):
         exercises.check_norm(*define(SOLUTIONS, "make_norm", change=change))
 
 
+def test_a_triton_operator_without_a_fake_kernel_fails():
+    function = define(SOLUTIONS, "make_norm")[0](exercises.new_name())._init_fn
+    with pytest.raises(AssertionError, match="register a fake kernel"):
+        exercises.check_norm(lambda name: torch.library.triton_op(name, function, mutates_args=()))
+
+
 def test_a_norm_that_names_what_it_does_not_change_fails():
     (make,) = define(SOLUTIONS, "make_norm", change=("mutates_args=()", 'mutates_args=("x",)'))
     with pytest.raises(RuntimeError, match="non-functional"):

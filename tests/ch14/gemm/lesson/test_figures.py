@@ -9,9 +9,11 @@ def test_the_means_of_a_set_are_by_tokens():
     rows = [
         {"shape": [tokens, 1, 1], "ratio": ratio} for tokens, ratio in ((8, 0.5), (200, 0.8), (4096, 2.0))
     ]
-    said = figures.describe_means({"some": rows})
-    assert "3 shapes, × torch.mm: 0.500 for 1 to 64 tokens, 0.800 for 130 to 400, 2.000" in said
-    assert said.endswith("lowest 0.500")
+    head, said = figures.describe_means({"some": rows}).splitlines()
+    assert head.split()[-2:] == ["lowest", "shape"]
+    assert said.split() == "some, 3 shapes 0.50 0.80 2.00 0.93 0.50".split()
+    picture = figures.draw_held_out({"some": rows * 2, "others": rows * 2}, "somewhere")
+    assert "some: the lowest mean, 0.50, is at 8 tokens" in picture.description
 
 
 def test_the_losses_are_relative_to_the_winner():
