@@ -135,7 +135,7 @@ def test_steps_go_from_event_to_event_and_say_what_it_is(open_page, recordings):
     press(page, *["n"] * 60)  # far beyond the range that is shown, which follows
     state = find_state(page)
     assert state["begin"] <= state["cursor"] <= state["end"] and state["event"] > 50
-    assert "Consumer 0" in sentence.inner_text()
+    assert "consumer 0" in sentence.inner_text().lower()
     press(page, "ArrowDown", "ArrowDown", "ArrowDown")
     assert find_state(page)["lane"] == "one warp group" or find_state(page)["lane"] == "loads and multiplies"
 
