@@ -40,13 +40,12 @@ def select_tiers(tiers: list[str]) -> str:
 
 
 def count_processes(gpus_gib: dict[str, float]) -> int:
-    """Return how many test processes run side by side: one more than CPUs, or with GPUs three for four CPUs.
+    """Return how many test processes run side by side: one per CPU, or with GPUs three for four CPUs.
 
-    Tests often wait, for a page or for another process. With GPUs there are at most as many as their free memory (GiB
-    per GPU) allows.
+    With GPUs there are at most as many as their free memory (GiB per GPU) allows.
     """
     cpus = len(os.sched_getaffinity(0))
-    return max(1, min(cpus * 3 // 4, int(sum(gpus_gib.values()) / GIB_PER_PROCESS))) if gpus_gib else cpus + 1
+    return max(1, min(cpus * 3 // 4, int(sum(gpus_gib.values()) / GIB_PER_PROCESS))) if gpus_gib else cpus
 
 
 def find_gpus() -> dict[str, float]:
