@@ -87,6 +87,7 @@ def make_ladder(name: str = "versions") -> lesson.Ladder:
         functools.partial(make_inputs, shape),
         check_version,
         flops=2 * m * n * k,
+        repeats=False,
     )
 
 
