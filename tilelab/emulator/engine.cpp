@@ -1486,14 +1486,13 @@ static void require_descriptor(u64 descriptor, u32 rows, bool transposed, const 
     const u32 base = u32(descriptor & 0x3fff) * 16, along_rows = u32(descriptor >> 32 & 0x3fff) * 16;
     if (!transposed && base + u64(rows / 8 - 1) * along_rows + 128 > shared_bytes)
         fail("the descriptor of %s, of %u rows from shared address %u on, leaves shared memory", name, rows, base);
-    const u32 repeats =
-        descriptor >> 62 ? 2048u >> (descriptor >> 62) : 16;  // bytes after which a swizzle begins again
+    if (descriptor >> 49 & 7) fail("the descriptor of %s has a base offset, which the emulator does not know", name);
+    const u32 repeats = descriptor >> 62 ? 2048u >> (descriptor >> 62) : 16;  // bytes: then a swizzle begins anew
     if (base % repeats / 128)
         fail(
             "the descriptor of %s begins at shared address %u, in row %u of a swizzle that begins anew every %u bytes: "
             "the tile must lie at a multiple of that",
             name, base, base % repeats / 128, repeats);
-    if (descriptor >> 49 & 7) fail("the descriptor of %s has a base offset, which the emulator does not know", name);
 }
 
 // The first register is the name of the accumulators.
