@@ -74,7 +74,10 @@ def test_form(path):
     for words, picture in find_images(path):
         assert len(words) > 60, f"{picture.name} needs an alternative text that says what it shows"
         assert picture.is_file() and picture.parent == PICTURES / path.stem
-    if path not in SOLUTIONS:
+    if path in SOLUTIONS:
+        saved = json.dumps([cell["outputs"] for cell in code])
+        assert not find_mistakes(path, saved), "the saved outputs are of other exercises: run `make record`"
+    else:
         check_that_no_trust_is_needed(code)
     package, _, module = re.sub(r"^\d+_", "", path.stem).partition("_")  # without its place in the order
     if path in NOTEBOOKS and package != "start":
@@ -172,14 +175,15 @@ def run_cells(path, tmp_path):
 @each(NOTEBOOKS + SOLUTIONS + DEMOS)
 def test_runs(path, tmp_path):
     outputs = run_cells(path, tmp_path)
+    reasons = sorted(set(re.findall(r"Exercise \d+: not .{,200}|wrong: (?!\[\]).{,200}", outputs)))
+    assert not find_mistakes(path, outputs), "\n".join(reasons)
     if path in NOTEBOOKS and device.current().capability is None:
         hidden = find_hidden_figures(outputs)
         assert not hidden, "a cell, or a header that it includes, is no longer the one that was recorded"
-    assert not find_mistakes(path, outputs)
 
 
 def find_mistakes(path, outputs):
-    """Return which exercises the notebook of solutions does not solve.
+    """Return what a notebook of solutions says otherwise than that it solves the exercises of its lesson.
 
     Of a lesson, return what the check of a version found, and the exercises that are solved, or whose saved state is
     another one.
@@ -189,11 +193,13 @@ def find_mistakes(path, outputs):
         return set(re.findall(r"(Exercise \d+): (solved|not solved yet|not yet right)", text))
 
     code, said = read(path)[1], find_states(outputs)
+    kept = find_states(json.dumps([cell["outputs"] for cell in code]))
+    if path in SOLUTIONS:
+        code += read(path.parent.parent / path.name)[1]
     asked = set(re.findall(r"Exercise \d+", "\n".join("".join(cell["source"]) for cell in code)))
     solved = {(exercise, "solved") for exercise in asked}
     if path in SOLUTIONS:
-        return solved - said
-    kept = find_states(json.dumps([cell["outputs"] for cell in code]))
+        return solved ^ said
     return {*re.findall(r"wrong: (?!\[\]).{,80}", outputs), *(said & solved), *(said ^ kept)}
 
 

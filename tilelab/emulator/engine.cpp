@@ -1486,14 +1486,13 @@ static void require_descriptor(u64 descriptor, u32 rows, bool transposed, const 
     const u32 base = u32(descriptor & 0x3fff) * 16, along_rows = u32(descriptor >> 32 & 0x3fff) * 16;
     if (!transposed && base + u64(rows / 8 - 1) * along_rows + 128 > shared_bytes)
         fail("the descriptor of %s, of %u rows from shared address %u on, leaves shared memory", name, rows, base);
-    const u32 repeats =
-        descriptor >> 62 ? 2048u >> (descriptor >> 62) : 16;  // bytes after which a swizzle begins again
+    if (descriptor >> 49 & 7) fail("the descriptor of %s has a base offset, which the emulator does not know", name);
+    const u32 repeats = descriptor >> 62 ? 2048u >> (descriptor >> 62) : 16;  // bytes: then a swizzle begins anew
     if (base % repeats / 128)
         fail(
             "the descriptor of %s begins at shared address %u, in row %u of a swizzle that begins anew every %u bytes: "
             "the tile must lie at a multiple of that",
             name, base, base % repeats / 128, repeats);
-    if (descriptor >> 49 & 7) fail("the descriptor of %s has a base offset, which the emulator does not know", name);
 }
 
 // The first register is the name of the accumulators.
@@ -1592,15 +1591,23 @@ void wait_for_products(u32 pending) {
 
 void change_registers(u32 count) {
     if (count % 8 || count < 24 || count > 256) fail("setmaxnreg takes 24, 32, ... or 256; it gets %u", count);
-    ++me().register_changes;
-    me().registers = count;
-    u32 sum = 0;
-    for (auto& group : my_block().warp_groups) sum += threads[group.first_thread].registers;
-    if (sum > 512)
-        fail(
-            "setmaxnreg gives the warp groups %u registers per thread in sum, and an SM has 512 for a warp group of 128 "
-            "threads: on a GPU it waits for ever",
-            sum);
+    Thread& thread = me();
+    ++thread.register_changes;
+    if (my_number() % 128) return;  // the first thread of a warp group stands for all
+    const auto sum = [&thread, &block = my_block(), count] {
+        u32 sum = count - thread.registers;
+        for (auto& group : block.warp_groups) sum += threads[group.first_thread].registers;
+        return sum;
+    };
+    wait_until(
+        [&sum] { return sum() <= 512; },
+        [&sum] {
+            return text(
+                "in setmaxnreg: the warp groups would have %u registers per thread in sum, and an SM has 512 for "
+                "a warp group of 128 threads",
+                sum());
+        });
+    thread.registers = count;
 }
 
 // ---- stmatrix: tilelab/include/tma.cuh describes which lane holds what

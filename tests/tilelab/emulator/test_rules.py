@@ -116,7 +116,7 @@ WRONG = {
     ),
     "setmaxnreg of more registers than there are": (
         f"if (t < 256) {SETMAXNREG % ('inc', 240)} else {SETMAXNREG % ('dec', 40)}",
-        "520 registers per thread in sum",
+        "waits for ever in setmaxnreg: the warp groups would have 520 registers per thread in sum",
         {"block": 384},
     ),
     "a tile that begins within its swizzle": (SWIZZLED % 128, "in row 1 of a swizzle", {"block": 128}),
@@ -256,6 +256,12 @@ RIGHT = {
     "an arrival that releases": (MEET.replace("SEM", "release"), 64),
     "setmaxnreg of a producer and two consumers": (
         f"if (t < 256) {SETMAXNREG % ('inc', 232)} else {SETMAXNREG % ('dec', 40)} out[t % 256] = 1;",
+        1,
+        {"block": 384},
+    ),
+    "setmaxnreg that waits for registers of another warp group": (
+        f"if (t >= 256) {SETMAXNREG % ('inc', 240)} __syncthreads();"
+        f"if (t >= 256) {SETMAXNREG % ('dec', 24)} else {SETMAXNREG % ('inc', 240)} out[t % 256] = 1;",
         1,
         {"block": 384},
     ),
