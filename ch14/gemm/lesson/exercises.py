@@ -99,6 +99,7 @@ def make_ladder(
         functools.partial(make_inputs, shape),
         check_version,
         flops=2 * m * n * k,
+        repeats=False,
     )
 
 
