@@ -270,7 +270,8 @@ class Ladder:
 
     `prepare_peer(*inputs)` and the `prepare` of a step return a function that launches on these tensors, and
     `make_inputs()` returns fresh ones. `check(prepare)` runs a version on other inputs and returns "" or what is wrong;
-    without a GPU it runs in the emulator. `nbytes` or `flops` of one call give the rates.
+    without a GPU it runs in the emulator. `nbytes` or `flops` of one call give the rates. A table repeats the rows of
+    earlier cells, folded, unless `repeats` is False.
     """
 
     def __init__(
@@ -283,8 +284,9 @@ class Ladder:
         *,
         nbytes: float | None = None,
         flops: float | None = None,
+        repeats: bool = True,
     ):
-        self.experiment, self.peer, self.prepare_peer = experiment, peer, prepare_peer
+        self.experiment, self.peer, self.prepare_peer, self.repeats = experiment, peer, prepare_peer, repeats
         self.make_inputs, self.check, self.nbytes, self.flops = make_inputs, check, nbytes, flops
         self.rows: list[dict] = []
         self._example: Sequence = ()
@@ -299,7 +301,7 @@ class Ladder:
         ptx: str = "",
         sass: str = "",
     ) -> results.Table:
-        """Check and time a version, and return the table of all versions so far.
+        """Check and time a version, and return the table of all versions so far, or of the last ones.
 
         The gain is over the row of the same cell with other constants, or over the version that this one was changed
         from, or over the fastest one before. Of a Triton or Gluon function it first prints what the compiler makes of
@@ -320,8 +322,10 @@ class Ladder:
         rows = [{named[column]: row.get(column) for column in columns} for row in self.rows]
         if len(self.rows) > 1:
             label += f"; only × {self.peer} compares rows, milliseconds do not: the chip warms"
-        table = results.table(rows, label, list(named.values()))
-        return dataclasses.replace(table, folded=max(0, len(rows) - SHOWN))
+        folded = max(0, len(rows) - SHOWN)
+        if not self.repeats:
+            rows, folded = rows[folded:], 0
+        return dataclasses.replace(results.table(rows, label, list(named.values())), folded=folded)
 
     def _add(self, kernel, row: dict, changed_from: Any = None) -> None:
         """Append a row, and say in it what the version gains over its baseline."""

@@ -215,7 +215,6 @@ struct Block {
     u32 serial = 0, components = 0;
     Knowledge base, released;
     std::vector<u32> fenced;  // by thread: its last fence_proxy_async
-    Knowledge viewed;  // what came before a proxy fence of global memory
     std::vector<TileRead> reads;
     u32 next_read = 0, open_reads = 0;
     struct Cell* cells = nullptr;
@@ -1591,15 +1590,23 @@ void wait_for_products(u32 pending) {
 
 void change_registers(u32 count) {
     if (count % 8 || count < 24 || count > 256) fail("setmaxnreg takes 24, 32, ... or 256; it gets %u", count);
-    ++me().register_changes;
-    me().registers = count;
-    u32 sum = 0;
-    for (auto& group : my_block().warp_groups) sum += threads[group.first_thread].registers;
-    if (sum > 512)
-        fail(
-            "setmaxnreg gives the warp groups %u registers per thread in sum, and an SM has 512 for a warp group of 128 "
-            "threads: on a GPU it waits for ever",
-            sum);
+    Thread& thread = me();
+    ++thread.register_changes;
+    if (my_number() % 128) return;  // the first thread of a warp group stands for all
+    const auto sum = [&thread, &block = my_block(), count] {
+        u32 sum = count - thread.registers;
+        for (auto& group : block.warp_groups) sum += threads[group.first_thread].registers;
+        return sum;
+    };
+    wait_until(
+        [&sum] { return sum() <= 512; },
+        [&sum] {
+            return text(
+                "in setmaxnreg: the warp groups would have %u registers per thread in sum, and an SM has 512 for "
+                "a warp group of 128 threads",
+                sum());
+        });
+    thread.registers = count;
 }
 
 // ---- stmatrix: tilelab/include/tma.cuh describes which lane holds what

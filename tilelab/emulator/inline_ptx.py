@@ -877,7 +877,7 @@ def copy_bulk(translator: Translator, statement: Statement, reduces: bool) -> st
         return f"emulator::{wait}(u32({translator.read(operands[0])}));"
     if statement.has("prefetch"):
         return ""
-    if statement.has("im2col", "tile::gather4", "tile::scatter4", "cta_group::2", "cp_mask") or any(
+    if statement.has("tile::gather4", "tile::scatter4", "cta_group::2", "cp_mask") or any(
         part.startswith("im2col") for part in parts
     ):
         return None

@@ -44,9 +44,10 @@ def find_closing(tokens: Sequence[str], opening: int) -> int:
         elif "#" in token and (directive := CONDITIONAL.match(token)):
             if directive[1] == "if":
                 before.append(depth)
+            elif before and directive[1] == "el":
+                depth = before[-1]
             elif before:
-                depth = before[-1] if directive[1] == "el" else depth
-                before = before if directive[1] == "el" else before[:-1]
+                before.pop()
         if not depth and not before:
             return closed
     return len(tokens) - 1

@@ -237,6 +237,3 @@ def run_broken_kernels():
         kernel = f"{op}, {config}" + f", without {fault}" * (fault != "nothing")
         rows.append({"op": op, "name": fault, "kernel": kernel, **row})
     return rows
-
-
-# ---- machine code

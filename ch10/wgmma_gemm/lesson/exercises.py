@@ -82,7 +82,7 @@ def launch(
     return prepare
 
 
-def make_ladder(experiment: str = "ch10_gemm_steps", side: int = SIDE) -> lesson.Ladder:
+def make_ladder(experiment: str = "ch10_gemm_steps", side: int = SIDE, repeats: bool = True) -> lesson.Ladder:
     """Return a ladder that times products of `side` cubed beside cuBLAS."""
     return lesson.Ladder(
         experiment,
@@ -91,6 +91,7 @@ def make_ladder(experiment: str = "ch10_gemm_steps", side: int = SIDE) -> lesson
         lambda: make_inputs(side, side, side),
         check_gemm,
         flops=2 * side**3,
+        repeats=repeats,
     )
 
 

@@ -87,6 +87,7 @@ def make_ladder(name: str = "versions") -> lesson.Ladder:
         functools.partial(make_inputs, shape),
         check_version,
         flops=2 * m * n * k,
+        repeats=False,
     )
 
 
@@ -399,7 +400,7 @@ def check_gated(epilogue) -> None:
 
 
 def make_cancelling(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
-    """Return operands as `make_products` does; but for eight columns the halves of K cancel: rounded sums show.
+    """Return operands as `make_products` does, whose halves of K cancel but for eight columns, so that rounding shows.
 
     The scales of B lie in wider memory, so that stride_b is not K / 128.
     """

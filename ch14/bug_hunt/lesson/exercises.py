@@ -147,8 +147,10 @@ def _list_searches() -> dict[str, tuple[dict, dict, Callable]]:
 
 
 def check_smallest(smallest: Callable) -> None:
-    """Raise AssertionError unless `smallest(ask, axes, start)` returns a configuration that shows the bug of `start`,
-    and that no simpler value of a single axis does. It may ask for at most three builds per value of an axis."""
+    """Raise AssertionError unless `smallest(ask, axes, start)` returns a configuration that shows the bug of `start`.
+
+    A simpler value of any single axis must not show the bug. The search may ask for three builds per value of an axis.
+    """
     for name, (axes, start, build_row) in _list_searches().items():
         _check_search(smallest, name, axes, start, build_row)
 

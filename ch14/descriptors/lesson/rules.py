@@ -219,7 +219,7 @@ def run_broken_rules():
         return list(pool.map(_run_rule, RULES))
 
 
-# What an outcome of `attempt` contains, and the same in a few words.
+# A part of an outcome that `attempt` returns, and the outcome in a few words.
 IN_SHORT = {
     "overwritten": "overwrites memory",
     "are wrong": "wrong, no error",

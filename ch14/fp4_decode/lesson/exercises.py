@@ -225,7 +225,7 @@ def check_value(value_of) -> None:
 
 
 def _make_cancelling(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
-    """Return what `make_tokens` does; but for eight columns the halves of K cancel: rounded sums show.
+    """Return tensors as `make_tokens` does, whose halves of K cancel but for eight columns, so that rounding shows.
 
     The scales are near 2^-40, which float16 does not hold.
     """

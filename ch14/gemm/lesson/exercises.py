@@ -71,7 +71,7 @@ def make_case(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...
 
 
 def make_cancelling(case: tuple[int, int, int], where: str) -> tuple[torch.Tensor, ...]:
-    """Return operands as `make_case` does; but for eight columns the halves of K cancel: rounded sums show."""
+    """Return operands as `make_case` does, whose halves of K cancel but for eight columns, so that rounding shows."""
     a, b, out = make_case(case, where)
     half = case[2] // 2
     a[:, half:], b[half:-8] = -a[:, :half], b[: half - 8]

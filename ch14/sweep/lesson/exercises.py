@@ -115,7 +115,7 @@ def slow_down(times: held_out.Times, clusters: float, others: float) -> held_out
 def check_choice(choose: held_out.Choose) -> None:
     """Raise AssertionError unless `choose` is good at layers that it has not seen, on three GPUs.
 
-    A choice that holds constants, or has seen the held-out times, does not follow the rows of all three.
+    A choice that holds constants, or that has seen the held-out times, fails on a GPU whose rows differ.
     """
     gpus = {
         "here": (1, 1),

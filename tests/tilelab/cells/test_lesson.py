@@ -122,6 +122,8 @@ def test_a_gain_is_over_the_origin_or_the_fastest_and_earlier_rows_are_folded(re
     assert list(table.frame["gain"]) == gains and table.folded == 3
     folded, shown = table._repr_html_().split("</details>")
     assert "third" in folded.partition("<details>")[2] and "again" in shown and "<td>slow" not in shown
+    ladder.repeats = False
+    assert list(ladder.step(KERNEL, prepare_with(KERNEL), "third").frame["version"]) == ["again", "third"]
 
 
 def test_a_gain_of_a_cell_with_other_constants_is_over_that_cell(recorded):
