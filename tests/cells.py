@@ -16,4 +16,5 @@ def define(texts, *names, change=("", "")):
     """Return functions of the cells, in which one text is changed, with all that they use."""
     code = "\n\n\n".join(triton_cell.collect(texts, *names))
     assert change[0] in code
-    return [lesson.define(code.replace(*change))[name] for name in names]
+    found = lesson.define(code.replace(*change))
+    return [found[name] for name in names]

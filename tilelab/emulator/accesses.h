@@ -40,6 +40,7 @@ static u64 first_moment;  // of this launch; older ones do not count
 static std::vector<dim3> serial_blocks;  // by serial number, from this launch's first one on
 static u64 effects;  // counts what a waiting thread could see
 static std::vector<u8> is_written;  // by tensor: whether the threads of this launch have written to it
+static std::unordered_map<u32, Knowledge> viewed;  // by a block's serial number: what came before a proxy fence in it
 static std::unordered_map<u64, u32> fenced_global;  // by thread, as in a moment: its last proxy fence of global memory
 static std::vector<u64> read_bytes;  // by tensor: what the threads of this launch have read, without copies
 // What is known to whoever reads an atomic or volatile variable; see key_in_block.
@@ -603,11 +604,15 @@ static void begin_read(u32 offset, u32 bytes, const char* what) {
 static void fence_global_view() {
     Block& block = my_block();
     fenced_global[moment(me()) >> 30] = me().now++;
-    block.viewed = merge(block.viewed, merge(block.base, me().row, block.serial), block.serial);
+    Knowledge& known = viewed[block.serial];
+    known = merge(known, merge(block.base, me().row, block.serial), block.serial);
 }
 
-static bool is_in(const Knowledge& knowledge, u32 owner, u64 at) {
-    if (!knowledge) return false;
+// Return whether a moment came before a proxy fence of global memory in a block.
+static bool is_viewed(u32 owner, u64 at) {
+    const auto block = viewed.find(owner);
+    if (block == viewed.end() || !block->second) return false;
+    const Knowledge& knowledge = block->second;
     const u32 serial = u32(at >> 42), component = u32(at >> 30) & 4095, clock = u32(at >> 1) & 0x1fffffff;
     if (serial == owner) return is_known(knowledge->known, component, clock);
     const auto found = knowledge->others.find(serial);
@@ -615,7 +620,7 @@ static bool is_in(const Knowledge& knowledge, u32 owner, u64 at) {
 }
 
 // Check that what the copy engine reads of global memory went through a proxy fence, if threads of this launch have
-// written it: one of the writer after its write, or one of this block after it knew of the write.
+// written it: one of the writer after its write, or one of a thread in its block or in this one that knew of the write.
 static void require_viewed(const Operation& operation) {
     const u64 first = operation.is_box ? operation.map.address : reinterpret_cast<u64>(operation.global);
     const Region* region = first ? find_region(first, 1) : nullptr;
@@ -626,7 +631,7 @@ static void require_viewed(const Operation& operation) {
             if (slot.write < region->since || slot.write == accepted || !is_before(slot.write, me())) return false;
             const auto fence = fenced_global.find(slot.write >> 30);
             if (!(fence != fenced_global.end() && (u32(slot.write >> 1) & 0x1fffffff) <= fence->second) &&
-                !is_in(my_block().viewed, my_block().serial, slot.write))
+                !is_viewed(u32(slot.write >> 42), slot.write) && !is_viewed(my_block().serial, slot.write))
                 fail(
                     "%s reads %s, which %s has written in this launch without a proxy fence of global memory after it: "
                     "fence.proxy.async must come between the write and the barrier",
@@ -854,7 +859,7 @@ static void prepare_regions(const u64* ranges, const char** names, u32 count, u3
     split_slots.clear(), serial_blocks.clear(), signals.clear(), tensor_names.clear();
     unsettled.bytes = polled.bytes = 0, overtaken.clear();
     regions.assign(2, Region{0, 0, nullptr, -1, 0});
-    read_bytes.assign(count, 0), is_written.assign(count, false), fenced_global.clear();
+    read_bytes.assign(count, 0), is_written.assign(count, false), fenced_global.clear(), viewed.clear();
     for (u32 i = 0; i < count; ++i) {
         tensor_names.push_back(names[i]);
         regions.push_back({ranges[2 * i], ranges[2 * i + 1], nullptr, int(i), first_moment});

@@ -215,7 +215,6 @@ struct Block {
     u32 serial = 0, components = 0;
     Knowledge base, released;
     std::vector<u32> fenced;  // by thread: its last fence_proxy_async
-    Knowledge viewed;  // what came before a proxy fence of global memory
     std::vector<TileRead> reads;
     u32 next_read = 0, open_reads = 0;
     struct Cell* cells = nullptr;

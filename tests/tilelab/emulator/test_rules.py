@@ -327,6 +327,17 @@ RIGHT = {
     "a load of what threads wrote, and a fence of each writer": (load_again(before="+"), 64),
     "the same with a fence of global memory": (load_again(before="+.global"), 64),
     "the same with a fence of the thread that loads": (load_again(after="+"), 64),
+    "one thread's fence for its block, and a load of another block": (
+        "int* f = (int*)(out + 192); if (blockIdx.x == 0) { out[64 + t] = x[t]; __syncthreads(); if (t == 0) {"
+        'asm volatile("fence.proxy.async;" ::: "memory"); __threadfence(); atomicExch(f, 1); } return; }'
+        "__shared__ __align__(128) float s[64]; __shared__ u64 b; if (t == 0) { mbarrier_init(shared_address(&b), 1);"
+        "fence_mbarrier_init(); while (!atomicAdd(f, 0)); __threadfence();"
+        "mbarrier_arrive_expect_tx(shared_address(&b), 256);"
+        "bulk_load(shared_address(s), out + 64, 256, shared_address(&b)); } __syncthreads();"
+        "mbarrier_wait(shared_address(&b), 0); out[t] = s[63 - t];",
+        64,
+        {"grid": 2},
+    ),
     "a bulk load into both blocks of a cluster": (
         "__shared__ __align__(128) float s[64]; __shared__ u64 b; if (t == 0) { mbarrier_init(shared_address(&b), 1);"
         "fence_mbarrier_init(); mbarrier_arrive_expect_tx(shared_address(&b), 256); } __syncwarp(); cluster_arrive();"

@@ -1,6 +1,7 @@
 """The solutions of the notebook pass, and each planted wrong answer fails its check."""
 
 import pytest
+from cells import define
 
 from ch14.bug_hunt import loop_ir
 from ch14.bug_hunt.lesson import exercises
@@ -8,19 +9,12 @@ from tilelab import ROOT
 from tilelab.cells import triton_cell
 
 pytestmark = pytest.mark.compile
-NOTEBOOKS = ROOT / "notebooks"
+LESSON, SOLUTIONS = (
+    triton_cell.notebook_texts(ROOT / "notebooks" / folder / "10_ch14_bug_hunt.ipynb")
+    for folder in ("", "solutions")
+)
 NAMES = dict(zip(exercises.CHECKS, ("doubled_loop", "same_bug", "smallest")))
 CONFIG = {"LOADS": "device", "BLOCK_K": 64, "num_stages": 4, "num_warps": 8}
-
-
-def define(name, change=("", ""), folder="solutions"):
-    """Return a function of the notebook's cells, or of its solutions', in which one line is changed."""
-    texts = triton_cell.notebook_texts(NOTEBOOKS / folder / "10_ch14_bug_hunt.ipynb")
-    text = "import re\nimport triton\nimport triton.language as tl\n" + "\n\n".join(
-        triton_cell.collect(texts, name)
-    )
-    assert change[0] in text
-    return triton_cell.define(text.replace(*change))[name]
 
 
 @pytest.mark.parametrize(
@@ -50,14 +44,14 @@ def define(name, change=("", ""), folder="solutions"):
 )
 def test_a_wrong_answer_fails(exercise, change):
     with pytest.raises(AssertionError):
-        exercises.CHECKS[exercise](define(NAMES[exercise], change))
+        exercises.CHECKS[exercise](*define(SOLUTIONS, NAMES[exercise], change=change))
 
 
 def test_the_broken_kernel_is_not_yet_right():
     with pytest.raises(
         AssertionError, match="for sm_100a with 4 stages the compiler pass TritonGPUPipeline failed"
     ):
-        exercises.check_doubled(define("doubled_loop", folder=""))
+        exercises.check_doubled(*define(LESSON, "doubled_loop"))
 
 
 def test_the_pass_gives_latencies_to_loads_that_an_operation_defines():

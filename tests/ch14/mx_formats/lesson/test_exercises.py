@@ -4,11 +4,12 @@ import re
 
 import pytest
 import torch
+from cells import define
 
 from ch14.mx_formats import number_formats
 from ch14.mx_formats.lesson import exercises, figures
 from tilelab import ROOT
-from tilelab.cells import lesson, triton_cell
+from tilelab.cells import lesson
 
 NOTEBOOKS = ROOT / "notebooks"
 CELLS = lesson.notebook_texts(NOTEBOOKS / "14_ch14_mx_formats.ipynb")
@@ -24,15 +25,8 @@ ANSWERS = {
 }
 
 
-def define(texts, name, change=("", "")):
-    """Return a function of the cells, in whose source one line is changed."""
-    text = "\n\n\n".join(triton_cell.collect(texts, name))
-    assert change[0] in text
-    return lesson.define(text.replace(*change))[name]
-
-
 def check_version(name, change=("", "")):
-    return exercises.check_quantiser(FORMATS[name], define(CELLS, f"prepare_{name}", change))
+    return exercises.check_quantiser(FORMATS[name], *define(CELLS, f"prepare_{name}", change=change))
 
 
 @pytest.mark.planted
@@ -137,7 +131,7 @@ def test_a_wrong_version_fails(name, change, reason):
 )
 def test_a_wrong_answer_fails(exercise, change):
     with pytest.raises(AssertionError):
-        exercises.CHECKS[exercise](define(SOLUTIONS, ANSWERS[exercise], change))
+        exercises.CHECKS[exercise](*define(SOLUTIONS, ANSWERS[exercise], change=change))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +157,7 @@ def test_a_wrong_answer_fails(exercise, change):
     ],
 )
 def test_another_right_answer_passes(exercise, change):
-    exercises.CHECKS[exercise](define(SOLUTIONS, ANSWERS[exercise], change))
+    exercises.CHECKS[exercise](*define(SOLUTIONS, ANSWERS[exercise], change=change))
 
 
 def test_rounding_is_checked_at_every_midpoint():
