@@ -249,10 +249,8 @@ def test_a_linear_layer_learns():
 
 def test_a_backward_pass_that_is_missing_names_the_alternative():
     q = random(1, 2, 24, 64)
-    x, weight = (
-        random(4, 96, dtype=torch.bfloat16),
-        mx_formats.quantise(random(48, 96, dtype=torch.bfloat16), "mxfp4"),
-    )
+    x = random(4, 96, dtype=torch.bfloat16)
+    weight = mx_formats.quantise(random(48, 96, dtype=torch.bfloat16), "mxfp4")
     fp8 = random(64, 64).to(torch.float8_e4m3fn)
     for function, tensor, instead in (
         (
@@ -530,9 +528,8 @@ def test_the_first_programs_of_the_page_of_operators_run():
         for _ in range(3):  # the second call captures a CUDA graph, and the third replays it
             x = random(tokens, 4096, dtype=torch.bfloat16)
             result = compiled["model"](x)
-            assert (
-                check.relative_error(result.detach(), x.double() @ compiled["layer"].weight.double().T) < 1e-2
-            )
+            found = check.relative_error(result.detach(), x.double() @ compiled["layer"].weight.double().T)
+            assert found < 1e-2
             result.sum().backward()
             # A gradient is memory of the graph, which the next backward pass may not add to.
             compiled["layer"].weight.grad = None

@@ -56,10 +56,8 @@ def no_gpu(monkeypatch):
 def test_every_variant_compiles_and_holds_what_it_teaches(built):
     for op, name, target in BUILT:
         report, config, case = built[op, name, target], configs(op)[name], (op, name, target)
-        assert report.launchable and report.spills == 0 and report.threads == config.threads, (
-            case,
-            report.reason,
-        )
+        assert report.launchable and report.spills == 0, (case, report.reason)
+        assert report.threads == config.threads, (case, report.reason)
         bulk, counts = config.kernel == "bulk", report.counts
         assert (counts["UBLKCP"] > 0, counts["SYNCS"] > 0) == (bulk, bulk), case
         assert (counts["LDGSTS"] > 0) == (config.kernel == "cp_async"), case
@@ -84,9 +82,8 @@ def test_a_line_left_out_is_missing_from_the_machine_code(built):
     assert all(report.launchable for report in (whole, *broken.values(), built["copy", "wait_read", 1]))
     assert len({report.sass for report in (whole, *broken.values())}) == 5
     assert broken["proxy_fence"].counts["FENCE"] < whole.counts["FENCE"]
-    assert {what for what, report in broken.items() if report.counts["FENCE"] != whole.counts["FENCE"]} == {
-        "proxy_fence"
-    }
+    found = {what for what, report in broken.items() if report.counts["FENCE"] != whole.counts["FENCE"]}
+    assert found == {"proxy_fence"}
     waits = {what: len(re.findall(r"\bDEPBAR", report.sass)) for what, report in broken.items()}
     assert waits.pop("wait_read") < len(re.findall(r"\bDEPBAR", whole.sass)) == min(waits.values())
 
@@ -167,13 +164,8 @@ def test_a_configuration_knows_its_shared_memory():
 
 def test_a_job_compiles_what_the_configuration_says():
     job = bulk_copy.job(BulkConfig("bulk", 256, 4096, stages=3, chunks_per_cta=6), "sm_100a", "bf16")
-    assert job.constants == {
-        "ELEMENT": "bf16",
-        "THREADS": 256,
-        "CHUNK_BYTES": 4096,
-        "STAGES": 3,
-        "CHUNKS_PER_CTA": 6,
-    }
+    found = job.constants
+    assert found == {"ELEMENT": "bf16", "THREADS": 256, "CHUNK_BYTES": 4096, "STAGES": 3, "CHUNKS_PER_CTA": 6}
     assert (job.target, job.num_warps, job.smem_bytes) == ("sm_100a", 8, 3 * 2 * 4096)
     assert job.kernel.endswith("bulk_copy.cu:bulk")
     assert bulk_copy.job(IN_ORDER, "sm_90a").constants["CHUNKS_PER_CTA"] == 0
@@ -369,9 +361,8 @@ def test_the_check_covers_every_configuration_and_dtype(on_cpu, monkeypatch):
     monkeypatch.setattr(experiments, "RAGGED", (17,))
     on_cpu(compute)
     rows = experiments.check_correctness.__wrapped__()
-    assert len(rows) == 20 and all(
-        row["status"] == "ok" and row["cases"] == 3 and row["ulps"] <= 1 for row in rows
-    )
+    assert len(rows) == 20
+    assert all(row["status"] == "ok" and row["cases"] == 3 and row["ulps"] <= 1 for row in rows)
     on_cpu(lambda *given: compute_without_the_last(*given) if len(given[0]) == 17 else None)
     assert all(
         row["status"] == "wrong" and row["reason"] for row in experiments.check_correctness.__wrapped__()
@@ -410,10 +401,8 @@ def test_rings_that_lack_a_line_run_at_once(monkeypatch):
     rows = experiments.run_broken_kernels.__wrapped__()
     assert [row["name"] for row in rows] == [fault for _, _, fault in cases]
     assert [row["reason"][0] for row in rows] == [str(number) for number in range(len(cases))]
-    assert (
-        rows[1]["kernel"]
-        == "axpy, bulk · 256 threads · 4096 B per chunk · 4 stages · persistent · 4 CTAs per SM, without expect_tx"
-    )
+    expected = "axpy, bulk · 256 threads · 4096 B per chunk · 4 stages · persistent · 4 CTAs per SM, without expect_tx"
+    assert rows[1]["kernel"] == expected
 
 
 @pytest.mark.fault

@@ -76,19 +76,16 @@ def check_instructions(cases, built):
     for case in cases:
         kernel, report, sass = case[0], built[case], built[case].sass
         assert report.launchable and report.spills == 0, (case, report.reason)
-        assert (report.counts["UBLKCP"] > 0, report.counts["SYNCS"] > 0) == ((kernel == "bulk_rows",) * 2), (
-            case
-        )
-        assert (report.counts["LDS"] > 0) == (kernel != "search_a_thread") and not report.counts["LDGSTS"], (
-            case
-        )
+        found = (report.counts["UBLKCP"] > 0, report.counts["SYNCS"] > 0)
+        assert found == (kernel == "bulk_rows",) * 2, case
+        assert (report.counts["LDS"] > 0) == (kernel != "search_a_thread"), case
+        assert not report.counts["LDGSTS"], case
         assert bool(re.search(r"\bSHFL\b", sass)) == (kernel == "lane0_search"), case
         assert bool(re.search(r"\bVOTE\b", sass)) == (kernel == "ballot_search"), case
         assert bool(re.search(r"\bATOMS\b", sass)) == (kernel == "bulk_rows"), case
         wide = kernel in ("vectors", "persistent", "bulk_rows")
-        assert [bool(re.search(rf"\b{load}\.E\.128\b", sass)) for load in ("LDG", "STG")] == [wide, wide], (
-            case
-        )
+        found = [bool(re.search(rf"\b{load}\.E\.128\b", sass)) for load in ("LDG", "STG")]
+        assert found == [wide, wide], case
 
 
 @pytest.mark.compile
@@ -109,19 +106,16 @@ def test_a_thread_of_vectors_loads_all_its_vectors_before_it_uses_the_first():
 def test_odd_shapes_compile(built):
     for kernel, shape in ODD:
         report, vector = built[kernel, shape], math.gcd(16, 2 * shape[3])
-        assert report.launchable and not report.spills and report.job.constants["VECTOR_BYTES"] == vector, (
-            report.reason
-        )
+        assert report.launchable and not report.spills, report.reason
+        assert report.job.constants["VECTOR_BYTES"] == vector, report.reason
         if kernel == "vectors":
             assert ("LDG.E.128" in report.sass) == (vector == 16)
 
 
 def test_job_names_its_shared_memory():
     job = resample.job("bulk_rows", "sm_100a", torch.float32, (8, 1000, 2000, 64))
-    assert (
-        job.smem_bytes == job.constants["ROWS"] * 64 * 4 > 0
-        and job.num_warps * 32 == job.constants["THREADS"]
-    )
+    assert job.smem_bytes == job.constants["ROWS"] * 64 * 4 > 0
+    assert job.num_warps * 32 == job.constants["THREADS"]
     assert resample.job("vectors", "sm_100a").smem_bytes == 0
 
 
@@ -169,9 +163,8 @@ def test_a_configuration_has_a_name_that_can_be_read_back(config, name):
 
 
 def test_a_configuration_has_the_name_of_its_kernel():
-    assert {name: config.kernel for name, config in resample.configs().items()} == {
-        name: name for name in LADDER
-    }
+    found = {name: config.kernel for name, config in resample.configs().items()}
+    assert found == {name: name for name in LADDER}
 
 
 def test_any_problem_is_cut_legally():
@@ -180,16 +173,12 @@ def test_any_problem_is_cut_legally():
         batches, sources, targets = (
             chance.choice((1, 2, 3, 100, 4096)) * chance.randint(1, 9) for _ in range(3)
         )
-        depth, sms, dtype = (
-            chance.randint(1, 5000),
-            chance.choice((1, 48, 132, 188)),
-            chance.choice(list(ELEMENTS)),
-        )
-        kernel, row, shape = (
-            chance.choice(list(LADDER)),
-            depth * dtype.itemsize,
-            (batches, sources, targets, depth),
-        )
+        depth = chance.randint(1, 5000)
+        sms = chance.choice((1, 48, 132, 188))
+        dtype = chance.choice(list(ELEMENTS))
+        kernel = chance.choice(list(LADDER))
+        row = depth * dtype.itemsize
+        shape = (batches, sources, targets, depth)
         config = fit_config(kernel, shape, dtype.itemsize, sms)
         assert (
             32 * config.targets + 4 * (MAX_SHARED_TIMES + 1) <= 48 << 10
@@ -203,11 +192,8 @@ def test_any_problem_is_cut_legally():
         values = config.constants(dtype, shape)
         assert row % values["VECTOR_BYTES"] == 0 and dtype.itemsize <= values["VECTOR_BYTES"] <= 16
         assert values["ROWS"] * row <= 98304 and values["ELEMENT"] == ELEMENTS[dtype]
-        assert [values[name] for name in ("THREADS", "TARGETS", "TARGETS_IN_FLIGHT")] == [
-            config.threads,
-            config.targets,
-            in_flight,
-        ]
+        found = [values[name] for name in ("THREADS", "TARGETS", "TARGETS_IN_FLIGHT")]
+        assert found == [config.threads, config.targets, in_flight]
 
 
 def test_vectors_has_room_for_every_problem_and_targets_for_all_threads():
@@ -606,16 +592,12 @@ def test_the_check_covers_every_kernel_and_dtype_and_finds_what_is_wrong(on_cpu,
     monkeypatch.setattr(experiments, "LARGEST", (1, 3, 4, 8))
     on_cpu()
     rows = experiments.check_correctness.__wrapped__()
-    assert len(rows) == len(LADDER) * len(ELEMENTS) and all(
-        row["status"] == "ok" and row["ulps"] <= 1 for row in rows
-    )
+    assert len(rows) == len(LADDER) * len(ELEMENTS)
+    assert all(row["status"] == "ok" and row["ulps"] <= 1 for row in rows)
     on_cpu(lambda *given, out: out[:, :-1].copy_(resample.spec(*given)[:, :-1]))
     row = experiments.verify("vectors", (2, 7, 5, 8), torch.float16)
-    assert row == {
-        "status": "wrong",
-        "reason": "elements are not finite, or were never written",
-        "ulps": None,
-    }
+    expected = {"status": "wrong", "reason": "elements are not finite, or were never written", "ulps": None}
+    assert row == expected
 
 
 def test_the_kernel_is_timed_beside_torch_in_both_precisions(on_cpu, monkeypatch):
@@ -631,9 +613,8 @@ def test_the_kernel_is_timed_beside_torch_in_both_precisions(on_cpu, monkeypatch
     )  # its import takes seconds
     monkeypatch.setattr(bench, "compare", compare)
     rows = experiments.compare_with_torch.__wrapped__()
-    assert [row["name"] for row in rows[5:]] == [row["name"] for row in rows[:5]] and rows[4][
-        "name"
-    ] == resample.BEST
+    assert [row["name"] for row in rows[5:]] == [row["name"] for row in rows[:5]]
+    assert rows[4]["name"] == resample.BEST
     assert all(row["ulps"] <= 1 for row in rows if "float32" not in row["name"])
 
 
@@ -643,26 +624,22 @@ def test_the_kernel_is_timed_beside_torch_in_both_precisions(on_cpu, monkeypatch
 def test_the_profiler_runs_one_launch_of_each_kernel_by_the_command_line(monkeypatch):
     def profile_kernels(command, kernels, metrics, report):
         assert report == "kept.ncu-rep"
-        assert " ".join(command[-8:]) == (
-            "--mode single_run --kernel vectors,bulk_rows --shape 2,3,4,8 --dtype float16"
-        )
+        found = " ".join(command[-8:])
+        assert found == "--mode single_run --kernel vectors,bulk_rows --shape 2,3,4,8 --dtype float16"
         return [{"kernel": kernel, **dict.fromkeys(metrics, 1.0)} for kernel in kernels]
 
     monkeypatch.setattr(profiler, "profile_kernels", profile_kernels)
     first, second = experiments.profile_kernels(
         ["vectors", "bulk_rows"], (2, 3, 4, 8), torch.float16, "kept.ncu-rep"
     )
-    assert (
-        first
-        == {
-            "kernel": "vectors",
-            "shape": [2, 3, 4, 8],
-            "dtype": "float16",
-            "status": "ok",
-            **dict.fromkeys(experiments.METRICS, 1.0),
-        }
-        and second["kernel"] == "bulk_rows"
-    )
+    assert first == {
+        "kernel": "vectors",
+        "shape": [2, 3, 4, 8],
+        "dtype": "float16",
+        "status": "ok",
+        **dict.fromkeys(experiments.METRICS, 1.0),
+    }
+    assert second["kernel"] == "bulk_rows"
 
 
 # ---- on a GPU
@@ -777,9 +754,8 @@ def test_features_that_start_anywhere():
         features, times, targets = experiments.make_inputs(2, 50, 70, 24, dtype)
         room = torch.empty(features.numel() + 1, dtype=dtype, device="cuda")
         moved = room[1:].view_as(features).copy_(features)
-        assert (
-            check.ulps(resample.resample(moved, times, targets), resample.spec(features, times, targets)) <= 1
-        )
+        found = check.ulps(resample.resample(moved, times, targets), resample.spec(features, times, targets))
+        assert found <= 1
 
 
 @pytest.mark.gpu

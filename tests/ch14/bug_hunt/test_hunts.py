@@ -62,10 +62,8 @@ def test_what_a_compiler_says(said, stage, message, exception):
 
 
 def test_the_place_in_the_locate_failing_pass():
-    assert (
-        locate_failing_pass(PASS)
-        == "tritongpu-pipeline{dump-intermediate-steps=false num-stages=4}, pass 4 of 5"
-    )
+    found = locate_failing_pass(PASS)
+    assert found == "tritongpu-pipeline{dump-intermediate-steps=false num-stages=4}, pass 4 of 5"
     assert locate_failing_pass(SILENT) == locate_failing_pass(PTXAS) == locate_failing_pass("") == ""
     twice = PASS.replace("TritonGPUPipeline", "Canonicalizer")
     assert locate_failing_pass(twice) == "", "a pass that occurs twice has no position"

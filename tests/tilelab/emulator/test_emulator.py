@@ -162,11 +162,10 @@ def test_lanes_exchange_values(seed):
     torch.testing.assert_close(out.view(2, 32), rows[:, 5:6] + up + down + rows.sum(1, keepdim=True))
     for warp in range(2):
         positive = [lane for lane in range(32) if rows[warp, lane] > 0]
-        assert (
-            votes.view(2, 32, 4)[warp].tolist()
-            == [[len(positive), positive[0] + 1, 31 - positive[-1], 2 * bool((rows[warp] > 1).any()) + 1]]
-            * 32
-        )
+        expected = [
+            [len(positive), positive[0] + 1, 31 - positive[-1], 2 * bool((rows[warp] > 1).any()) + 1]
+        ] * 32
+        assert votes.view(2, 32, 4)[warp].tolist() == expected
 
 
 @pytest.mark.parametrize(

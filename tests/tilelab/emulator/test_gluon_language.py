@@ -300,11 +300,9 @@ def test_products_are_right_and_need_a_wait(kernels, on_blackwell):
 
 
 def test_gather_and_scatter_of_rows(kernels):
-    x, out, rows = (
-        torch.randn(32, 32),
-        torch.zeros(32, 32),
-        torch.tensor([9, 3, 31, 0, 7, 99, 2, 1], dtype=torch.int32),
-    )
+    x = torch.randn(32, 32)
+    out = torch.zeros(32, 32)
+    rows = torch.tensor([9, 3, 31, 0, 7, 99, 2, 1], dtype=torch.int32)
     gluon_emulator.run(kernels["move_rows"], 1, Descriptor(x, [1, 16]), Descriptor(out, [1, 16]), rows, 16)
     expected = torch.zeros(32, 32)
     inside = rows[rows < 32].long()

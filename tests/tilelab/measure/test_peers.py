@@ -101,11 +101,8 @@ def test_a_folder_of_wheels_is_found_with_its_versions(hopper, monkeypatch, tmp_
     try:
         for _ in range(2):
             found = peers.find("quack")
-            assert (found.reason, found.version, found.library.__name__) == (
-                "",
-                "0.6.5",
-                "quack.gemm_interface",
-            )
+            seen = (found.reason, found.version, found.library.__name__)
+            assert seen == ("", "0.6.5", "quack.gemm_interface")
         assert sys.path.count(str(tmp_path)) == 1
     finally:
         for name in ("quack", "quack.gemm_interface", "beneath"):

@@ -81,11 +81,8 @@ def test_a_second_sweep_measures_nothing(space, journal):
     second = Sweep(configs, space, journal=journal)
     again = second.finish()
     assert all(row["resumed"] for row in again) and len(log(space)) == 4 and len(log(space, "finals")) == 1
-    assert (
-        [row.get("final_ms") for row in again]
-        == [row.get("final_ms") for row in rows]
-        == [256, 512, 1024, None]
-    )
+    found = [row.get("final_ms") for row in rows]
+    assert [row.get("final_ms") for row in again] == found == [256, 512, 1024, None]
     assert second.winner["key"] == first.winner["key"]
 
 
@@ -172,9 +169,8 @@ def test_an_executor_that_fails_is_a_row(space):
             return super().submit(lambda: 1 / 0)
 
     rows = Sweep(RIGHT, space, builders=Broken(1)).finish()
-    assert [(row["status"], row["reason"]) for row in rows] == [
-        ("failed", "ZeroDivisionError: division by zero")
-    ] * 3
+    found = [(row["status"], row["reason"]) for row in rows]
+    assert found == [("failed", "ZeroDivisionError: division by zero")] * 3
 
 
 def test_bad_arguments_are_one_sentence(space):
@@ -365,9 +361,8 @@ def test_faults_of_every_kind_in_one_sweep(tmp_path, journal):
     for (_, fault), row in rows.items():
         if fault:
             words = faults.FAULTS[fault][device.current().capability is None]
-            assert (
-                row["status"] == ("wrong" if fault == "wrong result" else "failed") and words in row["reason"]
-            )
+            assert row["status"] == ("wrong" if fault == "wrong result" else "failed")
+            assert words in row["reason"]
             assert row["reason"].count("\n") == 0
         else:
             assert row["status"] == "ok" and row["ms"] > 0, row

@@ -209,9 +209,8 @@ def test_the_lesson_gives_the_signature_of_the_solution():
     given, solved = (kernels["score_rows"].source for kernels in (KERNELS, SOLUTIONS))
     begin = solved.index('extern "C"')
     signature = solved[begin : solved.index("{", begin) + 1]
-    assert (
-        given.partition('extern "C"')[2] == signature.partition('extern "C"')[2] + "\n    // your kernel\n}"
-    )
+    found = given.partition('extern "C"')[2]
+    assert found == signature.partition('extern "C"')[2] + "\n    // your kernel\n}"
     assert len(solved.splitlines()) <= 50
     assert SOLUTIONS["score_rows"].sass("UTMALDG.*MULTICAST") and SOLUTIONS["score_rows"].sass("UCGABAR_WAIT")
 

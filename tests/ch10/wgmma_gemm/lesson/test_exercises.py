@@ -92,9 +92,8 @@ def test_the_producer_must_run_ahead(ahead):
 def test_the_lessons_kernels_are_short_and_fit_the_registers():
     for name in dict(exercises.VERSIONS):
         kernel = LESSON[name]
-        assert len(kernel.source.splitlines()) <= 60 and max(map(len, kernel.source.splitlines())) <= 120, (
-            name
-        )
+        assert len(kernel.source.splitlines()) <= 60, name
+        assert max(map(len, kernel.source.splitlines())) <= 120, name
         assert not kernel.resources()["spills"] and kernel.counts()["HGMMA"], name
 
 

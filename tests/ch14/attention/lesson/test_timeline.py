@@ -115,9 +115,8 @@ def test_the_trace_of_one_cta_becomes_a_recording():
     ]
     assert loads[10:12] == [(1, None, 4, 1), (1, None, 4, 1)]
     products = [row for row in rows if (row["lane"], row["kind"]) == ("consumer 1", "product")]
-    assert [(row["tile"], row["step"]) for row in products] == [
-        (tile, block) for tile in range(2) for block in range(BLOCKS) for _ in "kv"
-    ]
+    found = [(row["tile"], row["step"]) for row in products]
+    assert found == [(tile, block) for tile in range(2) for block in range(BLOCKS) for _ in "kv"]
     assert products[0]["end"] - products[0]["begin"] == 700 and rows[0]["begin"] == 0
     waits = [row for row in rows if row["barrier"] == "empty" and row["stage"] == 0]
     assert [row["phase"] for row in waits] == [1, 0, 1, 0]

@@ -54,11 +54,8 @@ def test_a_wrong_triton_version_fails(name, change):
 
 def test_the_cuda_version_is_right_and_moves_16_bytes():
     assert exercises.check_version(exercises.prepare_packs(cuda_kernel())) == ""
-    assert [line.split()[0] for line in cuda_kernel().sass("LDG|STG")] == [
-        "LDG.E.128",
-        "LDG.E.128",
-        "STG.E.128",
-    ]
+    found = [line.split()[0] for line in cuda_kernel().sass("LDG|STG")]
+    assert found == ["LDG.E.128", "LDG.E.128", "STG.E.128"]
 
 
 @pytest.mark.parametrize(
