@@ -1,7 +1,6 @@
 """Fused kernels of block-scaled formats: the bits of the spec on ragged shapes, outputs that were poisoned, what was
 compiled for each target, and bad input in one sentence."""
 
-import pathlib
 from dataclasses import replace
 
 import pretended
@@ -14,7 +13,7 @@ from ch14 import mx_formats
 from ch14.mx_formats import FUSED, MxConfig, configs, kernels, number_formats, packing
 from ch14.mx_formats.configs import parse
 from ch14.mx_formats.lesson import errors, experiments
-from tilelab.runtime import build, device, provenance
+from tilelab.runtime import build, device
 
 WHERE = "cuda" if device.current().capability else "cpu"
 SMALL = {
@@ -318,9 +317,3 @@ def test_speed_is_that_of_memory():
     nbytes = {name: experiments.bytes_moved(name) for name in candidates}
     rows = experiments.compare_with_copy(candidates, experiments.LARGE, nbytes, rounds=6)
     assert all(row["ratio"] > 0.75 for row in rows), rows
-
-
-def test_the_hash_sees_kernels_and_configurations():
-    folder = pathlib.Path(mx_formats.__file__).parent
-    files = [folder / name for name in ("__init__.py", "kernels.py", "configs.py")]
-    assert experiments.source() == provenance.source_hash(*files)
