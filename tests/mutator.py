@@ -23,9 +23,8 @@ import signal
 import time
 import tomllib
 
-os.environ.update(
-    OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TILES_QUICK="1"
-)  # before torch: a fork has one thread
+# before torch: a fork has one thread
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TILES_QUICK="1")
 
 from tilelab.runtime import device  # isort: split
 

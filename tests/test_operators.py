@@ -207,9 +207,8 @@ def test_gemm_has_a_backward_pass(layout, m, n, k):
         torch.autograd.grad(a.double() @ b.double(), (a, b), gradient.double()),
     ):
         assert check.relative_error(found, wanted) < 2e-3
-    (only_b,) = torch.autograd.grad(
-        gemm.gemm(a.detach(), b).sum(), b
-    )  # the gradient of sum has strides of zero
+    # the gradient of sum has strides of zero
+    (only_b,) = torch.autograd.grad(gemm.gemm(a.detach(), b).sum(), b)
     assert check.relative_error(only_b, a.detach().double().sum(0)[:, None].expand(k, n)) < 2e-3
 
 
@@ -276,9 +275,8 @@ def test_a_backward_pass_that_is_missing_names_the_alternative():
 
 def test_out_is_checked_where_the_operator_runs():
     a, b = random(16, 32).requires_grad_(), random(32, 24)
-    with pytest.raises(
-        ValueError, match=r"out must be \(16, 24\) of torch.float16; it is \(24,\) of torch.float32"
-    ):
+    says = r"out must be \(16, 24\) of torch.float16; it is \(24,\) of torch.float32"
+    with pytest.raises(ValueError, match=says):
         gemm.gemm(a, b, out=torch.empty(24, device=WHERE))
     out = torch.empty(16, 24, dtype=torch.float16, device=WHERE)
     assert gemm.gemm(a, b, out=out) is out and torch.equal(out, gemm.gemm(a.detach(), b))

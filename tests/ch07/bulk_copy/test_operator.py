@@ -276,9 +276,8 @@ def test_bad_configuration_of_a_launch_is_one_sentence(y, config, message):
     ],
 )
 def test_what_is_right_wants_a_gpu(no_gpu, x, out):
-    with pytest.raises(
-        device.Unsupported, match=r"a bulk copy needs TMA .* here is no GPU .*: compile it with .*\.$"
-    ):
+    says = r"a bulk copy needs TMA .* here is no GPU .*: compile it with .*\.$"
+    with pytest.raises(device.Unsupported, match=says):
         bulk_copy.prepare(x, out=out)
     with pytest.raises(device.Unsupported):  # the same array may be read twice
         bulk_copy.axpy(2.0, ROOM, ROOM)
@@ -409,9 +408,8 @@ def test_rings_that_lack_a_line_run_at_once(monkeypatch):
 def test_a_ring_runs_in_a_process_of_its_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     row = experiments._run_in_process(0)
-    assert row["status"] == "failed" and re.search(
-        "CUDA|NVIDIA driver", row["reason"]
-    )  # by the build of torch
+    # by the build of torch
+    assert row["status"] == "failed" and re.search("CUDA|NVIDIA driver", row["reason"])
 
 
 @pytest.mark.parametrize(

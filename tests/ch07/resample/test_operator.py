@@ -180,9 +180,8 @@ def test_any_problem_is_cut_legally():
         row = depth * dtype.itemsize
         shape = (batches, sources, targets, depth)
         config = fit_config(kernel, shape, dtype.itemsize, sms)
-        assert (
-            32 * config.targets + 4 * (MAX_SHARED_TIMES + 1) <= 48 << 10
-        )  # what a block may have without asking
+        # what a block may have without asking
+        assert 32 * config.targets + 4 * (MAX_SHARED_TIMES + 1) <= 48 << 10
         if kernel in ("search_a_thread", "lane0_search", "ballot_search"):
             continue
         in_flight = config.targets_in_flight
@@ -512,16 +511,14 @@ def test_unknown_configuration_and_rows_that_no_bulk_copy_takes():
     with pytest.raises(ValueError, match="unknown configuration 'fastest'; choose best, search_a_thread, "):
         prepare(*problem(), "fastest")
     for config in ("bulk_rows", ResampleConfig("bulk_rows", 256, 64)):
-        with pytest.raises(
-            ValueError, match="multiples of 16 bytes; a row takes 14 bytes, .* 0 past one: choose vec"
-        ):
+        says = "multiples of 16 bytes; a row takes 14 bytes, .* 0 past one: choose vec"
+        with pytest.raises(ValueError, match=says):
             prepare(*problem(depth=7), config)
 
 
 def test_a_batch_of_4_gib_is_refused():
-    features = torch.empty(
-        1, 1 << 20, 1 << 11, dtype=torch.float16
-    )  # nothing is written, so it takes no memory
+    # nothing is written, so it takes no memory
+    features = torch.empty(1, 1 << 20, 1 << 11, dtype=torch.float16)
     with pytest.raises(ValueError, match="a batch must take less than 4 GiB; they take 4,294,967,296 B"):
         resample.prepare(features, *problem()[1:3])
 
@@ -540,9 +537,8 @@ def test_a_batch_of_4_gib_is_refused():
     ids=str,
 )
 def test_what_is_right_wants_a_gpu(no_gpu, sizes):
-    with pytest.raises(
-        device.Unsupported, match=r"resample needs TMA .* here is no GPU .*: compile it with .*\.$"
-    ):
+    says = r"resample needs TMA .* here is no GPU .*: compile it with .*\.$"
+    with pytest.raises(device.Unsupported, match=says):
         prepare(*problem(**sizes))
     with pytest.raises(device.Unsupported):
         resample.resample(*problem(**sizes)[:3])
@@ -608,9 +604,8 @@ def test_the_kernel_is_timed_beside_torch_in_both_precisions(on_cpu, monkeypatch
     on_cpu()
     monkeypatch.setattr(experiments, "TORCH_SHAPES", ((2, 7, 5, 8), (1, 9, 3, 4)))
     monkeypatch.setattr(torch, "compile", lambda function: function)
-    monkeypatch.setitem(
-        vars(torch), "_dynamo", types.SimpleNamespace(reset=lambda: None)
-    )  # its import takes seconds
+    # its import takes seconds
+    monkeypatch.setitem(vars(torch), "_dynamo", types.SimpleNamespace(reset=lambda: None))
     monkeypatch.setattr(bench, "compare", compare)
     rows = experiments.compare_with_torch.__wrapped__()
     assert [row["name"] for row in rows[5:]] == [row["name"] for row in rows[:5]]
@@ -743,9 +738,8 @@ def test_the_kernel_computes_what_is_emulated(kind, dtype):
     begin, end, time, left, right = (torch.from_numpy(value).cuda() for value in given)
     features = torch.stack([left, right], 1)[..., None].to(dtype)
     out = resample.resample(features, torch.stack([begin, end], 1), time[:, None].contiguous())[:, 0, 0]
-    assert check.ulps(out, expected.double()) <= (
-        0 if dtype == torch.float32 else 1
-    )  # rcp.approx is not emulated
+    # rcp.approx is not emulated
+    assert check.ulps(out, expected.double()) <= (0 if dtype == torch.float32 else 1)
 
 
 @pytest.mark.gpu

@@ -67,9 +67,8 @@ def test_a_saved_row_may_have_the_fields_of_an_earlier_version():
 def test_what_a_configuration_needs():
     wide = WgmmaConfig(**GOOD)
     assert (wide.threads, wide.accumulators, wide.box, wide.stage_bytes) == (384, 128, 64, 49152)
-    assert (
-        wide.smem_bytes == 4 * 49152 + 2 * 128 * 64 * 2 + 64
-    )  # ring, two parts of C, full and empty barriers
+    # ring, two parts of C, full and empty barriers
+    assert wide.smem_bytes == 4 * 49152 + 2 * 128 * 64 * 2 + 64
     assert dataclasses.replace(wide, block_n=224, epilogue_subtile=7).box == 32
     assert dataclasses.replace(wide, block_n=208, epilogue_subtile=1).box == 16
     deep = WgmmaConfig("specialised", 64, 64, 6, boxes_per_stage=2)

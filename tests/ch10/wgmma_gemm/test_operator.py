@@ -49,9 +49,8 @@ def test_bad_matrices_are_one_sentence(a, b, out, said):
 
 def test_without_wgmma_it_says_what_to_do(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
-    with pytest.raises(
-        device.Unsupported, match=r"needs WGMMA \(compute capability 9.0\); here is .*ch14.gemm.*\.$"
-    ):
+    says = r"needs WGMMA \(compute capability 9.0\); here is .*ch14.gemm.*\.$"
+    with pytest.raises(device.Unsupported, match=says):
         wgmma_gemm.gemm(A, B)
 
 

@@ -44,11 +44,8 @@ def shape_of_c(a, b):
 @pytest.mark.parametrize("config", SMALL, ids=lambda config: config.name)
 def test_gemm_matches_its_spec_on_ragged_shapes(config):
     cases = []
-    for m, n, k in (
-        (260, config.block_n + 8, 24),
-        (1, 72, 40),
-        (64, 8, 8),
-    ):  # the first has ten tiles for 8 programs
+    # the first has ten tiles for 8 programs
+    for m, n, k in ((260, config.block_n + 8, 24), (1, 72, 40), (64, 8, 8)):
         a, weight = random(m, k), random(n, k)
         cases += [
             (f"{m},{n},{k} K-major", (a, weight.T)),
@@ -207,10 +204,8 @@ def test_falling_back_is_reported(monkeypatch):
 
 
 def test_one_configuration_that_cannot_run_is_unsupported():
-    with pytest.raises(
-        device.Unsupported,
-        match="no configuration .* runs on .*: 256×256×128 · 16 warps · 5 stages · plain: .*",
-    ):
+    says = "no configuration .* runs on .*: 256×256×128 · 16 warps · 5 stages · plain: .*"
+    with pytest.raises(device.Unsupported, match=says):
         gemm.gemm(random(64, 64), random(64, 64), config="256,256,128,16,5 plain")
 
 

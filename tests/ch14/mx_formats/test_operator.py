@@ -61,9 +61,8 @@ def test_tiled_scales_of_many_rows():
 
 @pytest.mark.parametrize("name, first", [("mxfp8_e4m3", 3), ("mxfp4", 0), ("mxfp4", 3)])
 def test_rows_of_a_larger_matrix(name, first):
-    x = experiments.make_matrix(3, 200, WHERE)[
-        :, first : first + 96
-    ]  # 400 bytes apart; from 3 on not even aligned
+    # 400 bytes apart; from 3 on not even aligned
+    x = experiments.make_matrix(3, 200, WHERE)[:, first : first + 96]
     ours = mx_formats.quantise(x, name, config=MxConfig(256)).unpack()
     assert not experiments.find_difference(ours, number_formats.quantise(x, number_formats.lookup(name)))
 

@@ -113,9 +113,8 @@ def test_the_scale_of_ocp_and_its_flaw(form):
         scaled = random / number_formats.decode_e8m0(number_formats.e8m0_scale(random, form.element, rule))
         assert bool((scaled >= 2.0**form.element.emax * (0.5 if rule == "ceil" else 1)).all())
         assert bool((scaled <= top).all()) == (rule == "ceil")
-    quotient = torch.exp2(
-        (random / torch.full_like(random, top)).log2().ceil()
-    )  # cuBLAS divides, then rounds up
+    # cuBLAS divides, then rounds up
+    quotient = torch.exp2((random / torch.full_like(random, top)).log2().ceil())
     assert torch.equal(
         number_formats.decode_e8m0(number_formats.e8m0_scale(random, form.element, "ceil")), quotient
     )
@@ -215,9 +214,8 @@ def test_packing_has_an_inverse(bits, rows, columns, seed):
     packed = packing.pack(codes, bits)
     assert packed.shape == (rows, -(-columns * bits // 8))
     assert torch.equal(packing.unpack(packed, bits, columns), codes)
-    row = sum(
-        int(code) << bits * index for index, code in enumerate(codes[0])
-    )  # a row is one little-endian number
+    # a row is one little-endian number
+    row = sum(int(code) << bits * index for index, code in enumerate(codes[0]))
     assert int.from_bytes(bytes(packed[0].tolist()), "little") == row
 
 

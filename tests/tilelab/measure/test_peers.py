@@ -46,9 +46,8 @@ def test_nothing_is_imported_before_it_is_asked_for():
 
 
 def test_an_unknown_peer_is_refused():
-    with pytest.raises(
-        ValueError, match="unknown peer 'cutlass'; choose one of deep_gemm, quack, flash_attention_4."
-    ):
+    says = "unknown peer 'cutlass'; choose one of deep_gemm, quack, flash_attention_4."
+    with pytest.raises(ValueError, match=says):
         peers.find("cutlass")
 
 

@@ -94,9 +94,8 @@ def test_require_disjoint():
     [((3, 16, 16), (16, 16, 1)), ((3, 16, 16), (4, 16, 1)), ((4, 8), (0, 1)), ((2, 5), (4, 1))],
 )
 def test_a_tensor_that_overlaps_itself(shape, strides):
-    with pytest.raises(
-        ValueError, match="^out overlaps itself: its shape is .*; give it memory of its own.$"
-    ):
+    says = "^out overlaps itself: its shape is .*; give it memory of its own.$"
+    with pytest.raises(ValueError, match=says):
         operands.require_no_self_overlap("out", torch.zeros(1000).as_strided(shape, strides))
 
 
@@ -150,9 +149,8 @@ def test_choose_config():
 
     assert operands.choose_config("tile 64", named, Config, lambda: Config(1), parse) == named["large"]
     for wrong in ("fast", "tile 65", None, 3):
-        with pytest.raises(
-            ValueError, match="unknown configuration .*; choose best, small, large, or pass a Config"
-        ):
+        says = "unknown configuration .*; choose best, small, large, or pass a Config"
+        with pytest.raises(ValueError, match=says):
             operands.choose_config(wrong, named, Config, lambda: Config(1))
         with pytest.raises(ValueError, match="unknown configuration .*; choose best, small, large"):
             operands.choose_config(wrong, named, Config, lambda: Config(1), parse)

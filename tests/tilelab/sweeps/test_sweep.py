@@ -112,10 +112,8 @@ def test_speed_beside_the_peer_counts_and_finals_before_it():
     def row(kernel, **figures):
         return {"kernel": kernel, "status": "ok", **figures}
 
-    warm, cool = (
-        row("warm", ms=2.0, ratio=1.1),
-        row("cool", ms=1.5, ratio=0.9),
-    )  # the peer took 2.2, then 1.35
+    # the peer took 2.2, then 1.35
+    warm, cool = (row("warm", ms=2.0, ratio=1.1), row("cool", ms=1.5, ratio=0.9))
     final = row("final", ms=9.0, ratio=0.1, final_ms=2.0, final_ratio=0.8)
     rows = [cool, row("built"), warm, {**warm, "status": "wrong"}]
     assert [found["kernel"] for found in sweep.sort_by_speed(rows)] == ["warm", "cool"]
@@ -185,9 +183,8 @@ def test_a_space_from_a_notebook_is_refused(space):
     local = type("Local", (FaultSpace,), {"__module__": "__main__"})
     with pytest.raises(ValueError, match="Local from __main__: define it in a module"):
         Sweep(RIGHT, local(folder=space.folder))
-    rows = Sweep(
-        RIGHT[:1], local(folder=space.folder, compile_for="sm_90a")
-    ).finish()  # only its job leaves the notebook
+    # only its job leaves the notebook
+    rows = Sweep(RIGHT[:1], local(folder=space.folder, compile_for="sm_90a")).finish()
     assert len(rows) == 1
 
 
@@ -368,9 +365,8 @@ def test_faults_of_every_kind_in_one_sweep(tmp_path, journal):
             assert row["status"] == "ok" and row["ms"] > 0, row
     assert {row["key"] for row in rows.values() if row.get("resumed")} == set(before)
     again = [kernel for *_, kernel in log(space, "end")[ended:]]
-    again = again[
-        : len(again) - sum("final_ms" in row for row in rows.values())
-    ]  # the finalists are timed again
+    # the finalists are timed again
+    again = again[: len(again) - sum("final_ms" in row for row in rows.values())]
     assert not set(again) & {row["kernel"] for row in before.values()}, (
         "a row that was kept was measured again"
     )

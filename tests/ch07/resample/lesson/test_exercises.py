@@ -146,9 +146,8 @@ def test_two_threads_may_search_for_a_target():
 def test_a_short_chunk_must_not_reach_into_the_next_batch():
     # In the order of the blocks the next one repairs it, and the end of the last batch is known.
     change = ("min(CHUNK, targets - within)", "min(CHUNK, items / chunks * targets - first)")
-    with pytest.raises(
-        AssertionError, match="the first blocks alone: .* elements are wrong|nothing orders the two blocks"
-    ):
+    says = "the first blocks alone: .* elements are wrong|nothing orders the two blocks"
+    with pytest.raises(AssertionError, match=says):
         check_search(change)
 
 

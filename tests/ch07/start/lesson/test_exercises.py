@@ -67,9 +67,8 @@ def test_two_barriers_do_not_count_as_one():
         ("y + place, BYTES, barrier", "y + place, BYTES, second"),
         ("mbarrier_wait(barrier, 0);", "mbarrier_wait(barrier, 0), mbarrier_wait(second, 0);"),
     )
-    with pytest.raises(
-        AssertionError, match="copies are right, but the kernel has 2 mbarriers instead of one"
-    ):
+    says = "copies are right, but the kernel has 2 mbarriers instead of one"
+    with pytest.raises(AssertionError, match=says):
         exercises.check_interleaved(answer("interleave", *changes))
 
 

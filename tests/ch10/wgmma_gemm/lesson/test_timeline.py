@@ -137,12 +137,10 @@ def test_a_config_that_is_alone_leaves_no_room_for_a_second_cta():
 
 
 def test_products_take_the_cycles_of_the_full_rate():
-    assert (
-        recorder.find_product_cycles(recorder.CONFIGS["1 stage"]) == 512
-    )  # 128 x 128 x 64 at 4,096 per cycle
-    assert (
-        recorder.find_product_cycles(recorder.CONFIGS["128 × 256, persistent"]) == 512
-    )  # half of the rows each
+    # 128 x 128 x 64 at 4,096 per cycle
+    assert recorder.find_product_cycles(recorder.CONFIGS["1 stage"]) == 512
+    # half of the rows each
+    assert recorder.find_product_cycles(recorder.CONFIGS["128 × 256, persistent"]) == 512
 
 
 @pytest.mark.skipif(experiments.has_wgmma(), reason="this GPU measures instead")

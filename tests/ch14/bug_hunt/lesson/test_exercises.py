@@ -45,9 +45,8 @@ def test_a_wrong_answer_fails(exercise, change):
 
 
 def test_the_broken_kernel_is_not_yet_right():
-    with pytest.raises(
-        AssertionError, match="for sm_100a with 4 stages the compiler pass TritonGPUPipeline failed"
-    ):
+    says = "for sm_100a with 4 stages the compiler pass TritonGPUPipeline failed"
+    with pytest.raises(AssertionError, match=says):
         exercises.check_doubled(*define(LESSON, "doubled_loop"))
 
 
