@@ -384,15 +384,6 @@ def test_quantising_again_into_the_same_memory():
             for name, tensor in again.tensors().items():
                 assert torch.equal(tensor, out.tensors()[name]), (form, name)
             assert again.values.data_ptr() != out.values.data_ptr()
-    with pytest.raises(ValueError, match="out must be .2, 96. in mxfp4"):
-        mx_formats.quantise(x, "mxfp4", out=out)
-    with pytest.raises(ValueError, match="out.values lies in the memory of x"):
-        values = x.view(torch.uint8).flatten()[: 2 * 96].view(2, 96)
-        mx_formats.quantise(
-            x,
-            "mxfp8_e4m3",
-            out=mx_formats.Packed("mxfp8_e4m3", (2, 96), values, again.scales.new_empty(2, 3)),
-        )
     for scale in (0.0, float("inf")):  # checked at each call
         with pytest.raises(ValueError, match="tensor_scale must be at least"):
             mx_formats.quantise(x, "nvfp4", tensor_scale=scale)
@@ -595,14 +586,7 @@ def test_a_product_of_no_rows_is_that_of_torch_mm():
     a, b = a.requires_grad_(), b.detach().requires_grad_()
     gemm.gemm(a, b).sum().backward()
     assert a.grad.shape == a.shape and not b.grad.any()
-    weight = make_rows(48, "mxfp4")
     rows = make_rows(0)
-    assert blockscaled.matmul(rows, weight.T).shape == (0, 48)
-    assert TILES.decode(rows, weight.values, weight.scales).shape == (0, 48)
-    out = torch.empty(0, 48, dtype=torch.bfloat16, device=WHERE)
-    assert fp4_decode.decode(rows, weight.values, weight.scales, out=out) is out
-    with pytest.raises(ValueError, match="weight must be 48 x 16; it is 48 x 48"):
-        fp4_decode.decode(rows[:, :32].contiguous(), weight.values, weight.scales)
     q, k = random(1, 2, 0, 64), random(1, 2, 40, 64)
     assert attention.attention(q, k, k).shape == q.shape
     for form in FORMS:

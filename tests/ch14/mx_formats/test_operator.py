@@ -11,7 +11,6 @@ import triton.language as tl
 
 from ch14 import mx_formats
 from ch14.mx_formats import FUSED, MxConfig, configs, kernels, number_formats, packing
-from ch14.mx_formats.configs import parse
 from ch14.mx_formats.lesson import errors, experiments
 from tilelab.runtime import build, device
 
@@ -99,13 +98,6 @@ def test_a_format_by_its_name():
     packed = mx_formats.empty((3, 64), "mxfp4")
     named = mx_formats.Packed("mxfp4", packed.shape, packed.values, packed.scales)
     assert named.format is packed.format and named.nbytes == packed.nbytes
-
-
-def test_a_configuration_s_name_is_read_back_in_both_spellings():
-    config = MxConfig(4096, 1, convert=False, saturate=True)
-    assert str(config) == "4096 elements · 1 warp · arithmetic · saturate"
-    assert parse(str(config)) == parse("4096,1,arithmetic,saturate") == config
-    assert parse("2048,4") == parse("2048 elements · 4 warps") == MxConfig(2048)
 
 
 def test_launches_run_again_and_take_memory():
