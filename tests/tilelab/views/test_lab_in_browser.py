@@ -132,7 +132,9 @@ def test_as_make_demo_serves_it(browser, tmp_path):
     with served_demo(tmp_path) as (address, _):
         with opened(browser, "voila") as page:
             page.goto(address)
+            page.locator(".tiles-map .tiles-best").click()  # of the recorded panel, before the kernel has one
             panel = show(page, "sm_90a")
+            assert "×" in panel.locator(".tiles-detail h3").inner_text(), "the selection was lost"
             stage_fits(page, panel, "voila")
             code_fits(page, panel)
             small_window_scrolls(page, panel, "voila")
