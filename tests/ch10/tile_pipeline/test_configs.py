@@ -71,11 +71,6 @@ TURNED = TileConfig("transpose", 64, 64, 128, swizzle="32B", block=4, raster=2)
     "config, name, old",
     [
         (
-            TileConfig("copy", 4, 256, stages=2, tiles_per_cta=8),
-            "copy · 4×256 · 32 threads · 2 stages · 8 tiles per CTA",
-            "copy 4 × 256, 32 threads, 2 stages, span 8",
-        ),
-        (
             TileConfig("copy", 4, 256, l2_promotion="none"),
             "copy · 4×256 · 32 threads · 1 stage · 1 tile per CTA · L2 fetches none",
             "copy 4 × 256, 32 threads, 1 stage, span 1, no promotion",
@@ -89,11 +84,6 @@ TURNED = TileConfig("transpose", 64, 64, 128, swizzle="32B", block=4, raster=2)
             TURNED,
             "transpose · 64×64 · 128 threads · swizzle 32B · blocks of 4 · bands of 2",
             "transpose 64 × 64, 128 threads, swizzle 32B, 4 × 4 a thread, bands of 2",
-        ),
-        (
-            TileConfig("add_shared", 8, 64, cluster=4),
-            "add_shared · 8×64 · 32 threads · cluster of 4",
-            "add_shared 8 × 64, 32 threads, cluster of 4",
         ),
     ],
 )

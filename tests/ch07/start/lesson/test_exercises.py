@@ -27,9 +27,7 @@ def answer(kernel, *changes):
             "copy_floats",
             ("expect_tx(barrier, 4 * COUNT)", "expect_tx(barrier, COUNT)"),
         ),
-        (exercises.check_floats, "copy_floats", ("mbarrier_init(barrier, 1)", "mbarrier_init(barrier, 32)")),
         (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "blockIdx.x")),
-        (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "tiles - blockIdx.x")),
         (exercises.check_reversed, "reverse_tiles", ("mbarrier_wait(barrier, 0);", "")),
         (
             exercises.check_interleaved,
@@ -37,7 +35,6 @@ def answer(kernel, *changes):
             ("expect_tx(barrier, 2 * BYTES)", "expect_tx(barrier, BYTES)"),
         ),
         (exercises.check_interleaved, "interleave", ("y + place", "x + place")),
-        (exercises.check_interleaved, "interleave", ("out + 2 * place", "out + place")),
     ],
 )
 def test_a_wrong_kernel_fails(check, kernel, change):
