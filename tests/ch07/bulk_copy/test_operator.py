@@ -220,12 +220,7 @@ INTEGERS = torch.zeros(64, dtype=torch.int32)
         (torch.zeros(64), None, torch.zeros(63), "out must be 64; it is 63"),
         (torch.zeros(64), None, torch.zeros(64).half(), "out must be float32; it is float16"),
         (torch.zeros(64), torch.zeros(60), torch.zeros(64), "y must be 64; it is 60"),
-        (
-            ROOM[1:65],
-            None,
-            torch.zeros(64),
-            "equally far past a multiple of 16 bytes; x starts 4 bytes past one, out 0",
-        ),
+        (ROOM[1:65], None, torch.zeros(64), "equally far past a multiple of 16 bytes; x starts 4 bytes"),
         (torch.zeros(64), ROOM[3:67], torch.zeros(64), "x starts 0 bytes past one, y 12"),
         (ROOM[:64], None, ROOM[32:96], "out lies in the memory of x: give it memory of its own"),
         (torch.zeros(64), ROOM[:64], ROOM[60:124], "out lies in the memory of y: give it memory of its own"),

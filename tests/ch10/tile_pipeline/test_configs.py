@@ -31,18 +31,12 @@ def sentence(caught):
         ({"cluster": 2}, "cluster is for add_shared; copy has 2"),
         ({"cluster": 3}, "cluster must be 1 or 2 or 4; it is 3"),
         ({"l2_promotion": "512B"}, "l2_promotion must be none or .*; it is '512B'"),
-        (
-            {"op": "transpose", "columns": 32, "rows": 32, "stages": 2},
-            "stages is for copy and stencil and accumulate; transpose has 2",
-        ),
+        ({"op": "transpose", "columns": 32, "rows": 32, "stages": 2}, "stages is for copy and stencil and"),
         ({"op": "transpose"}, "the transpose's tiles must be squares of a multiple of 32; they are 4 x 256"),
         ({"op": "transpose", "rows": 48, "columns": 48}, "squares of a multiple of 32; they are 48 x 48"),
         ({"op": "stencil"}, "up to 254 rows and 32, .* columns; they are 4 x 256"),
         ({"op": "stencil", "columns": 48}, "they are 4 x 48"),
-        (
-            {"op": "stencil", "columns": 64},
-            "threads must be a multiple of its columns.* 32 threads compute 4 x 64",
-        ),
+        ({"op": "stencil", "columns": 64}, "threads must be a multiple of its columns.* 32 threads compute"),
         ({"op": "stencil", "columns": 32, "threads": 96}, "96 threads compute 4 x 32"),
         (
             {"op": "stencil", "columns": 32, "rows": 32, "threads": 1024, "producer": "warp"},

@@ -31,10 +31,7 @@ GOOD = {
         ({"cluster": 3}, "cluster must be 1, 2 or 4 for the kernel specialised; it is 3."),
         ({"kernel": "one_group"}, "for the kernel one_group; they are 2, 1, False and False."),
         ({"kernel": "one_group", "consumers": 1, "pdl": True}, "they are 1, 1, False and True."),
-        (
-            {"kernel": "split", "epilogue_subtile": 1},
-            "cluster must be at least 2 for the kernel split; it is 1.",
-        ),
+        ({"kernel": "split", "epilogue_subtile": 1}, "cluster must be at least 2 for the kernel split; it"),
         ({"kernel": "split", "cluster": 2}, "cluster_n 1 for the kernel split; they are False, 4 and 1."),
     ],
 )
@@ -94,18 +91,9 @@ def test_tiles_and_grids():
 @pytest.mark.parametrize(
     "config, said",
     [
-        (
-            WgmmaConfig("specialised", 128, 256, 5, consumers=2),
-            "it needs 311,376 B of shared memory per block; sm_90a has",
-        ),
-        (
-            WgmmaConfig("specialised", 128, 256, 2, epilogue_subtile=4),
-            "it needs about 40 beside its 256 sums",
-        ),
-        (
-            WgmmaConfig("specialised", 192, 208, 2, consumers=3),
-            "a wgmma of 208 columns needs 130 registers; a thread",
-        ),
+        (WgmmaConfig("specialised", 128, 256, 5, consumers=2), "it needs 311,376 B of shared memory per"),
+        (WgmmaConfig("specialised", 128, 256, 2, epilogue_subtile=4), "it needs about 40 beside its 256"),
+        (WgmmaConfig("specialised", 192, 208, 2, consumers=3), "a wgmma of 208 columns needs 130 registers"),
     ],
 )
 def test_what_cannot_run_is_refused_with_a_reason(config, said):

@@ -69,10 +69,7 @@ REFILL = "        bulk_wait_read<0>();\n        load(use + STAGES);"
             [("x + u64(tile)", "out + u64(tile)"), (STORE, STORE.replace("out", "(unsigned char*)x"))],
             "elements are wrong",
         ),
-        (
-            [(STORE, STORE + " out[u64(tiles) * BYTES + 80000] = 1;")],
-            "80000 bytes past the end of the tensor `out`",
-        ),
+        ([(STORE, STORE + " out[u64(tiles) * BYTES + 80000] = 1;")], "80000 bytes past the end of the"),
         # no bulk copies at all, or stores without them
         (
             [(STORE, "for (int i = 0; i < BYTES; ++i) (out + tile * BYTES)[i] = (x + tile * BYTES)[i];")],

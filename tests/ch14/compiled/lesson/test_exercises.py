@@ -155,10 +155,7 @@ LAUNCH = "norm_kernel[(x.shape[0],)](x.contiguous(), weight.contiguous(), out, x
         # the result
         ((" / columns", ""), "the error is"),
         (("x.contiguous()", "x"), "transposed the error is"),
-        (
-            ("x.contiguous()", "(x if x.stride(1) == 1 else x.contiguous())"),
-            "cut from wider rows the error is",
-        ),
+        (("x.contiguous()", "(x if x.stride(1) == 1 else x.contiguous())"), "cut from wider rows the error"),
         (("triton.next_power_of_2(x.shape[1])", "512"), "the error is|not finite"),
         (
             ("x * scale * weight, mask", "(x * scale).to(out_ptr.dtype.element_ty).to(WIDE) * weight, mask"),
