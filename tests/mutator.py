@@ -70,9 +70,6 @@ def _closing(text, at):
     return len(text)
 
 
-# ---- CUDA C++
-
-
 def _blanked(source):
     """The source with comments, strings and preprocessor lines as spaces, so that places stay the same."""
     pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\n])*"|^[ \t]*#[^\n]*|^%%[^\n]*'
@@ -159,9 +156,6 @@ def _changes(first, second):
         r"(?:\+\+|--)(\w+)", first
     )
     return any(re.search(rf"\b{name}\b", second) for name in assigned)
-
-
-# ---- Python
 
 
 def _python_mutants(source):
@@ -269,9 +263,6 @@ def _may_swap_python(first, second, bound):
         or all(kinds)
         and (waits in kinds[0] | kinds[1] or kinds[0] != kinds[1])
     )
-
-
-# ---- running
 
 
 def mutants(source):

@@ -389,9 +389,6 @@ def test_quantising_again_into_the_same_memory():
             mx_formats.quantise(x, "nvfp4", tensor_scale=scale)
 
 
-# ---- on a GPU
-
-
 def list_functions():
     """Return the functions that keep plans, each with what makes its arguments and what computes the same."""
 

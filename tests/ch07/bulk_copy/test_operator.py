@@ -49,9 +49,6 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
 
 
-# ---- what the compiler makes of it
-
-
 @pytest.mark.compile
 def test_every_variant_compiles_and_holds_what_it_teaches(built):
     for op, name, target in BUILT:
@@ -86,9 +83,6 @@ def test_a_line_left_out_is_missing_from_the_machine_code(built):
     assert found == {"proxy_fence"}
     waits = {what: len(re.findall(r"\bDEPBAR", report.sass)) for what, report in broken.items()}
     assert waits.pop("wait_read") < len(re.findall(r"\bDEPBAR", whole.sass)) == min(waits.values())
-
-
-# ---- configurations
 
 
 @pytest.mark.parametrize(
@@ -282,9 +276,6 @@ def test_spec():
     assert not torch.equal(bulk_copy.spec(x, y, 0.1), 0.1 * x.double() + y.double())
 
 
-# ---- experiments, with a stand-in for the kernel on the CPU
-
-
 @pytest.fixture
 def on_cpu(monkeypatch):
     """Let experiments run on the CPU with the kernel that the test installs: a function of x, y, a and out."""
@@ -371,9 +362,6 @@ def test_configurations_are_timed_beside_torch_on_the_same_tensors(on_cpu, monke
     assert (row["ms"], row["ratio"], row["shape"]) == (2.0, 0.5, [1 << 12])
 
 
-# ---- rings that lack a line
-
-
 def test_rings_that_lack_a_line_run_at_once(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a"))
     cases = experiments.broken_cases()
@@ -407,9 +395,6 @@ def test_a_ring_runs_in_a_process_of_its_own(monkeypatch):
 def test_the_end_of_a_process_is_a_row(monkeypatch, found, status, reason):
     monkeypatch.setattr(check, "run_snippet", lambda code, limit_s: found)
     assert experiments._run_in_process(0) == {"status": status, "reason": reason}
-
-
-# ---- on a GPU
 
 
 @pytest.mark.gpu

@@ -58,9 +58,6 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
 
 
-# ---- what the compiler makes of it
-
-
 @pytest.mark.compile
 def test_every_step_compiles_and_holds_the_instruction_it_teaches(built):
     check_instructions(BUILT, built)
@@ -122,9 +119,6 @@ def test_job_names_its_shared_memory():
 @pytest.mark.compile
 def test_bulk_rows_fits_where_a_block_has_less_shared_memory(built):
     assert built["bulk_rows", "dense"].launchable, built["bulk_rows", "dense"].reason
-
-
-# ---- how a problem is cut
 
 
 @pytest.mark.parametrize(
@@ -245,9 +239,6 @@ def test_prediction_rises_along_the_ladder():
     assert 0 < percent[0] < percent[1] < percent[2] <= 100
 
 
-# ---- what it means
-
-
 def by_numpy(features, source_times, target_times):
     """The same by numpy.interp, a batch and a feature at a time."""
     features, source_times, target_times = (
@@ -321,8 +312,6 @@ def test_inputs_of_the_trials_are_odd_where_asked():
     assert (targets < times[:, :1]).any() and (targets > times[:, -1:]).any()
     assert torch.isin(targets, times).float().mean() > 0.2
 
-
-# ---- the arithmetic of resample.cu, bit for bit, in numpy
 
 f32, f64 = numpy.float32, numpy.float64
 
@@ -529,9 +518,6 @@ def test_tensors_of_the_cpu_are_refused_beside_a_gpu(monkeypatch):
         resample.resample(*problem()[:3])
 
 
-# ---- experiments, with the spec as a stand-in for the kernel on the CPU
-
-
 @pytest.fixture
 def on_cpu(monkeypatch):
     """Let experiments run on the CPU; `kernel` writes its result, by default the right one, to `out`."""
@@ -584,9 +570,6 @@ def test_the_kernel_is_timed_beside_torch_in_both_precisions(on_cpu, monkeypatch
     assert all(row["ulps"] <= 1 for row in rows if "float32" not in row["name"])
 
 
-# ---- the profiler
-
-
 def test_the_profiler_runs_one_launch_of_each_kernel_by_the_command_line(monkeypatch):
     def profile_kernels(command, kernels, metrics, report):
         assert report == "kept.ncu-rep"
@@ -607,8 +590,6 @@ def test_the_profiler_runs_one_launch_of_each_kernel_by_the_command_line(monkeyp
     }
     assert second["kernel"] == "bulk_rows"
 
-
-# ---- on a GPU
 
 SIZES = (32, 1), (1024, 1024, 8), (96, 37, 3)  # of configurations that the model never chooses
 SOURCES = 1, 2, 100, 3000

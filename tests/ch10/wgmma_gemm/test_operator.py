@@ -67,9 +67,6 @@ def test_a_configuration_is_found_by_name():
     assert wgmma_gemm.resolve_config("best", 4096, 4096, 4096) in choice.candidates(4096, 4096, 4096).values()
 
 
-# ---- on a GPU
-
-
 def hopper(test):
     """Mark a test that needs a GPU with WGMMA."""
     here = device.current()

@@ -136,9 +136,6 @@ def test_the_interpreter_refuses_gluon():
         attention.attention(*case(), config="overlap")
 
 
-# ---- on a GPU
-
-
 @pytest.mark.gpu
 def test_every_step_on_the_gpu():
     """Ragged shapes, also with more tiles than the GPU has SMs, in bf16 and fp16."""

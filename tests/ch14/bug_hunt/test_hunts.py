@@ -76,9 +76,6 @@ def test_a_symptom_is_a_bug_not_its_sizes():
     assert symptom({"outcome": "builds"})[0] == "builds"
 
 
-# ---- the search, on made-up builds
-
-
 def made_up(fails, hunt=LOOP):
     """Builds that fail where `fails(config)` names a stage."""
     rows = []
@@ -165,9 +162,6 @@ def test_everything_fails():
 def test_no_configuration(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         find(made_up(lambda config: ""), LOOP.start | change)
-
-
-# ---- real builds
 
 
 def test_a_record_answers_as_its_builds_did_and_says_what_it_lacks():

@@ -200,9 +200,6 @@ def test_one_configuration_that_cannot_run_is_unsupported():
         gemm.gemm(random(64, 64), random(64, 64), config="256,256,128,16,5 plain")
 
 
-# ---- on a GPU
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "dtype, layout", [("bf16", "k"), ("bf16", "n"), ("fp16", "k"), ("fp16", "n"), ("fp8", "k")]

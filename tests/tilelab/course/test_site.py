@@ -246,8 +246,6 @@ def test_a_hosted_notebook_installs_the_course_and_finds_its_pictures():
     nbformat.validate(hosted)
 
 
-# ---- in Chromium, without a network
-
 # Texts with too little contrast: WCAG 2.2 (1.4.3) asks for 4.5 to 1.
 PALE = (
     "() => {"

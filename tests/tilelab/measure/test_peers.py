@@ -24,9 +24,6 @@ def hopper(monkeypatch):
     monkeypatch.delenv("TILES_PEERS", raising=False)
 
 
-# ---- how they are found
-
-
 def test_nothing_is_imported_before_it_is_asked_for():
     modules = [kind.MODULE.partition(".")[0] for kind in peers.KINDS.values()] + ["cutlass", "tvm_ffi"]
     script = (
@@ -108,9 +105,6 @@ def test_a_folder_of_wheels_is_found_with_its_versions(hopper, monkeypatch, tmp_
             sys.modules.pop(name, None)
 
 
-# ---- how they are called
-
-
 def make_products(m=6, n=256, k=384):
     a, weight = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16()
     return a, weight.T, torch.empty(m, n).bfloat16()
@@ -182,9 +176,6 @@ def test_quack_takes_its_fastest_configuration_once_per_shape(monkeypatch):
     assert len(calls) == 2
     quack.prepare_gemm(*make_products(8))
     assert len(calls) == 4
-
-
-# ---- the rows
 
 
 TIMES = {"course": 2.0, "fast": 1.0, "slow": 4.0, "late": None}

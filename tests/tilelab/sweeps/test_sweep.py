@@ -70,9 +70,6 @@ def open_gate(space):
     pathlib.Path(space.folder, "gate").touch()
 
 
-# ---- rows
-
-
 def test_a_second_sweep_measures_nothing(space, journal):
     configs = [*RIGHT, Config(64, "wrong")]
     first = Sweep(configs, space, journal=journal)
@@ -208,9 +205,6 @@ def test_only_gpus_of_one_model_share_a_sweep(monkeypatch):
     assert device.same_model_uuids() == ["GPU-0", "GPU-2"]
 
 
-# ---- cancelling, and waiting
-
-
 def test_cancel_keeps_rows_and_the_next_sweep_goes_on(space, journal):
     configs = [Config(16), Config(64, "gate"), *RIGHT]  # in the order of their blocks
     running = Sweep(configs, space, journal=journal)
@@ -330,9 +324,6 @@ def test_a_sweep_that_waits_for_its_turn_says_so_and_can_be_cancelled(space, own
         following.acquire(timeout=30)  # its place in the queue is free again
         following.release()
         assert not running.waits_for_gpu and not worker_pool._pool.busy
-
-
-# ---- worker processes
 
 
 @pytest.mark.compile

@@ -69,9 +69,6 @@ def test_the_producer_must_run_ahead(ahead):
         exercises.check_whole(source)
 
 
-# ---- the lesson itself
-
-
 def test_the_lessons_kernels_fit_the_registers():
     for name in dict(exercises.VERSIONS):
         kernel = LESSON[name]

@@ -150,9 +150,6 @@ def test_the_kernel_around_the_epilogue_is_the_same_in_the_solution():
     assert solved.count("\n") - given.count("\n") < 8
 
 
-# ---- the lesson itself
-
-
 def test_the_lessons_kernels_fit_the_registers():
     for name in ("persistent", "tma_store"):
         kernel = LESSON[name]

@@ -29,9 +29,6 @@ def cuda_kernel(change=("", "")):
     return cuda_magic.find_kernels(kernel.source.replace(*change), list(kernel.options))["silu_mul"]
 
 
-# ---- the kernels of the cells
-
-
 @pytest.mark.parametrize("name, loads", [("pointers", 0), ("device", 2), ("host", 2)])
 def test_the_triton_versions_are_right_and_load_as_they_say(name, loads):
     assert exercises.check_version(prepare(name)) == ""
@@ -69,9 +66,6 @@ def test_a_wrong_cuda_version_fails(change):
     except Exception as error:
         fault = str(error)
     assert fault
-
-
-# ---- the exercises
 
 
 def test_a_norm_whose_result_is_like_a_contiguous_x_passes():
@@ -202,9 +196,6 @@ def test_a_norm_that_names_what_it_does_not_change_fails():
     (make,) = define(SOLUTIONS, "make_norm", change=("mutates_args=()", 'mutates_args=("x",)'))
     with pytest.raises(RuntimeError, match="non-functional"):
         exercises.check_norm(make)
-
-
-# ---- what becomes of a gradient
 
 
 def test_a_gradient_is_lost_refused_or_right():

@@ -74,9 +74,6 @@ def test_a_check_without_one_precaution_fails(change, says):
         exercises.check_judge(define_judge(*change))
 
 
-# ---- the choice that is judged on held-out shapes
-
-
 @functools.cache
 def define_choice(*changes):
     """Return the solution's `choose`, in which pieces of text are changed."""
