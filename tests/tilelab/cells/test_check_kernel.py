@@ -57,7 +57,11 @@ def test_a_kernel_whose_branches_close_the_same_bracket_is_read_to_its_end(tmp_p
             "whole units of 16 bytes",
         ),
         (('"l"(x + i * TILE)', '"l"(x + i * TILE + 1)'), 23, "between multiples of 16"),
-        (("try_wait.parity", "try_again.parity"), 7, "does not know the instruction"),
+        (
+            ("try_wait.parity", "try_again.parity"),
+            7,
+            "does not know the instruction `mbarrier.try_again.parity",
+        ),
     ],
 )
 def test_a_fault_is_named_with_its_line(change, line, said, tmp_path, capsys):
@@ -95,7 +99,11 @@ def test_a_wrong_result_comes_with_what_is_suspicious(tmp_path, capsys):
     "launch, options, said",
     [
         ("launch = 3", (), "launch.py defines no function launch(kernel)"),
-        ("def launch(scale):\n    scale[1, 128]()", (), "launch.py, line 2: ValueError: scale takes 3"),
+        (
+            "def launch(scale):\n    scale[1, 128]()",
+            (),
+            "launch.py, line 2: ValueError: scale takes 3 arguments",
+        ),
         ("import nowhere", (), "launch.py cannot be run: line 1: ModuleNotFoundError"),
         (LAUNCH, ("--kernel", "gemm"), "the file declares no kernel 'gemm'; it declares scale"),
     ],

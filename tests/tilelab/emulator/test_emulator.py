@@ -82,9 +82,17 @@ def test_a_right_kernel_is_right_at_any_speed_of_the_engine(seed):
             "still lacks 0 of 1 arrivals and 256 bytes",
         ),
         ("    fence_mbarrier_init();", "", "fence_mbarrier_init is missing"),
-        ("    bulk_wait_read<0>();\n}", "}", "ended while the copy engine had not yet read its shared"),
+        (
+            "    bulk_wait_read<0>();\n}",
+            "}",
+            "ended while the copy engine had not yet read its shared memory",
+        ),
         ("bulk_commit();", "", "overwrites shared address .* which a bulk_store may still read"),
-        (", BYTES, shared_address(&full", ", BYTES - 8, shared_address(&full", "moves whole units of 16"),
+        (
+            ", BYTES, shared_address(&full",
+            ", BYTES - 8, shared_address(&full",
+            "moves whole units of 16 bytes",
+        ),
         ("x + u64(first + i) * BYTES", "x + u64(first + i + 8) * BYTES", "leaves the tensors"),
         ("&full[stage]), 1)", "&full[stage]), 2)", "lacks 1 of 2 arrivals and 0 bytes"),
     ],
@@ -294,8 +302,16 @@ def test_what_lies_outside_is_filled_and_is_left_out_in_whole_units():
 @pytest.mark.parametrize(
     "change, column, reason",
     [
-        (("", ""), 1, "tma_load_2d starts at x = 1, within a unit of 16 bytes: on a GPU this is an illegal"),
-        (("shared_address(tile), x", "shared_address(tile) + 64, x"), 0, "a tile must lie at a multiple of"),
+        (
+            ("", ""),
+            1,
+            "tma_load_2d starts at x = 1, within a unit of 16 bytes: on a GPU this is an illegal instruction",
+        ),
+        (
+            ("shared_address(tile), x", "shared_address(tile) + 64, x"),
+            0,
+            "a tile must lie at a multiple of 128 bytes",
+        ),
         (("shared_address(tile), x", "shared_address(tile) + 128, x"), 0, "leaves shared memory"),
         (("barrier, size)", "barrier, size / 2)"), 0, "has got 512 bytes that were not announced"),
         (("barrier, size)", "barrier, 2 * size)"), 0, "lacks 0 of 1 arrivals and 1024 bytes"),
@@ -414,7 +430,10 @@ def test_blocks_of_a_cluster_share_a_box(seed):
 @pytest.mark.parametrize(
     "change, reason",
     [
-        (("cluster_wait();  // the barriers of all", "// "), "has initialised no mbarrier at shared"),
+        (
+            ("cluster_wait();  // the barriers of all", "// "),
+            "has initialised no mbarrier at shared address 0",
+        ),
         (("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1"), "names block 2 of a cluster of 2"),
         (("(1 << CLUSTER) - 1", "1 << rank"), "waits for ever for parity 0 of the mbarrier"),
     ],
@@ -500,7 +519,11 @@ def test_a_product_that_reads_too_early_or_too_late_is_named_or_wrong(step, chan
     [
         (TWO_CONSUMERS, ("    wgmma_fence();\n", ""), "wgmma_fence.. is missing"),
         (TWO_CONSUMERS, ("    wgmma_commit();\n", ""), "overwrites .* which a wgmma may still read"),
-        (TWO_CONSUMERS, ("    wgmma_wait<0>();\n    release", "    release"), "ends before wgmma_wait has"),
+        (
+            TWO_CONSUMERS,
+            ("    wgmma_wait<0>();\n    release", "    release"),
+            "ends before wgmma_wait has waited",
+        ),
         (
             TWO_CONSUMERS,
             ("state.phase ^ 1)", "state.phase)"),
@@ -552,7 +575,10 @@ def test_sums_are_no_numbers_until_the_wait():
             "#include <cuda/semaphore>\n__device__ void f() {}\n",
             "kernel includes <cuda/semaphore> in line 2, which the emulator lacks",
         ),
-        ('__device__ void f() { asm volatile("tcgen05.alloc 1;"); }\n', "line 2: the emulator does not know"),
+        (
+            '__device__ void f() { asm volatile("tcgen05.alloc 1;"); }\n',
+            "line 2: the emulator does not know the instruction `tcgen05.alloc`",
+        ),
     ],
 )
 def test_what_it_does_not_know_is_said(source, reason):
@@ -565,7 +591,10 @@ def test_what_it_does_not_know_is_said(source, reason):
 @pytest.mark.parametrize(
     "body, reason",
     [
-        ("for (volatile int i = 0; i >= 0; i = (i + 1) % 9) x[0] += i;", "run for 0.2 s without waiting: a"),
+        (
+            "for (volatile int i = 0; i >= 0; i = (i + 1) % 9) x[0] += i;",
+            "run for 0.2 s without waiting: a loop",
+        ),
         ("x[0] = 7 / int(x[1]);", "thread 0: divides an integer by zero"),
         ("volatile char big[1 << 20]; big[threadIdx.x] = 0; x[0] = big[0];", "needs more than 128 KiB"),
     ],

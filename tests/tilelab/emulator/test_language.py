@@ -218,8 +218,16 @@ def test_a_file_with_host_code_runs_as_it_is():
         ("uint32_t n = 3;", cuda.CompileError, r'cell\(2\): error: identifier "uint32_t" is undefined'),
         ("y[0] = INFINITY;", cuda.CompileError, 'identifier "INFINITY" is undefined'),
         ("} \n#include <stdint.h>\n__device__ void f() {", cuda.CompileError, r'cell\(3\).*"stdint.h"'),
-        ("assert(y[0] > threadIdx.x);", emulator.EmulationError, "the assertion 'y.0. > threadIdx.x' of"),
-        ("y[0] = tex1Dfetch<float>(0, 1);", emulator.NotEmulated, "k uses tex1Dfetch in line 2, which the"),
+        (
+            "assert(y[0] > threadIdx.x);",
+            emulator.EmulationError,
+            "the assertion 'y.0. > threadIdx.x' of line 2",
+        ),
+        (
+            "y[0] = tex1Dfetch<float>(0, 1);",
+            emulator.NotEmulated,
+            "k uses tex1Dfetch in line 2, which the emulator",
+        ),
     ],
 )
 def test_what_is_refused_is_named(source, error, said):

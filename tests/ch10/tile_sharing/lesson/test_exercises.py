@@ -94,15 +94,27 @@ HAS_NO_BARRIER = (
     "changes, fault",
     [
         # the announced bytes
-        ([("(barrier, BYTES)", "(barrier, SHARE)")], "the score of no row: its row|4096 bytes were not"),
-        ([("(barrier, BYTES)", "(barrier, CLUSTER * BYTES)")], "waits for ever .* lacks 0 of 1 arrivals"),
+        (
+            [("(barrier, BYTES)", "(barrier, SHARE)")],
+            "the score of no row: its row|4096 bytes were not announced",
+        ),
+        (
+            [("(barrier, BYTES)", "(barrier, CLUSTER * BYTES)")],
+            "waits for ever .* lacks 0 of 1 arrivals and 8192 bytes",
+        ),
         # the mask: the own block, right for two blocks only, one too many
         ([("(1 << CLUSTER) - 1", "1 << rank")], "waits for ever .* lacks 0 of 1 arrivals and 4096 bytes"),
-        ([("(1 << CLUSTER) - 1", "3")], "4 queries, 40 rows: (line [0-9]+: )?block 2, .* lacks 0 of 1"),
+        (
+            [("(1 << CLUSTER) - 1", "3")],
+            "4 queries, 40 rows: (line [0-9]+: )?block 2, .* lacks 0 of 1 arrivals and 8192 bytes",
+        ),
         ([("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1")], "names block 2 of a cluster of 2"),
         # the place in the stage
         ([("stage + rank * SHARE", "stage")], r"out\[0\]\[0\], is .*, the score of row 32"),
-        ([("stage + rank * SHARE", "stage + rank * BYTES")], "the score of no row: its row was not in its"),
+        (
+            [("stage + rank * SHARE", "stage + rank * BYTES")],
+            "the score of no row: its row was not in its place",
+        ),
         # the row of the table
         ([(" + rank * (ROWS / CLUSTER)", "")], r"out\[0\]\[32\], is .*, the score of row 0"),
         # before the first load: only the own block, after the load
@@ -114,7 +126,10 @@ HAS_NO_BARRIER = (
             "the score of row 288: its stage was refilled before",
         ),
         # at the end: a wait too many
-        ([(REFILL + LAST, AT_ONCE.format("{") + LAST)], "calls cluster_wait without cluster_arrive since"),
+        (
+            [(REFILL + LAST, AT_ONCE.format("{") + LAST)],
+            "calls cluster_wait without cluster_arrive since the last one",
+        ),
         # what is given: the parity
         # who calls: one thread of each block meets the cluster; every thread loads
         (
