@@ -66,8 +66,6 @@ def test_it_needs_nothing_of_the_course(file, tmp_path):
         assert (tmp_path / re.search(r"-o (\w+)", build)[1]).is_file()
 
 
-# ---- in Triton
-
 GEMM = FOLDER / "descriptor_gemm.py"
 
 

@@ -54,9 +54,6 @@ def test_a_wrong_result_is_one(capsys, monkeypatch, statuses, expected):
     assert status == expected and [row["status"] for row in record["rows"]] == statuses
 
 
-# ---- on a GPU
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", bulk_copy.OPS)
 def test_bulk_copy_measures(capsys, op):

@@ -239,9 +239,8 @@ def test_a_damaged_record_is_one_sentence(change, kind):
 
 def test_an_answer_without_its_words_is_one_sentence():
     text = trial.README.read_text(encoding="utf-8").replace("× eager", "times eager")
-    with pytest.raises(
-        ValueError, match=r"^README.md's line about \w+ must hold '.+#.+', with a figure per #\.$"
-    ):
+    says = r"^README.md's line about \w+ must hold '.+#.+', with a figure per #\.$"
+    with pytest.raises(ValueError, match=says):
         answers.rewrite_figures(text)
 
 

@@ -42,9 +42,6 @@ def half_an_ulp(out, reference, sums=4e-6):
     return bool(((out.double() - reference).abs() <= unit / 2 + sums * reference.abs().max()).all())
 
 
-# ---- the choice
-
-
 def expected(form_a, form_b, target):
     """Return the path or the type of the refusal, for sizes that suit all."""
     if form_a == "bf16":
@@ -107,9 +104,6 @@ def test_ragged_rows_of_c_are_not_for_tma():
     assert blockscaled.choose_path("nvfp4", "nvfp4", (7, 40, 48), "sm_100a") == "emulated"
     assert blockscaled.choose_path("nvfp4", "nvfp4", (7, 40, 96), "sm_100a") == "native"
     assert "multiple of 8" in blockscaled.explain_path("mxfp4", "sm_100a", "emulated")
-
-
-# ---- the emulated path
 
 
 def test_decoding_to_bf16_is_exact():
@@ -216,9 +210,6 @@ def test_outs_that_lie_elsewhere():
         wide.fill_(7.0)
 
 
-# ---- what is refused
-
-
 def refused(message, a, b, error=ValueError, **options):
     with pytest.raises(error, match=message) as caught:
         blockscaled.prepare(a, b, **options)
@@ -310,9 +301,6 @@ def test_decode_goes_through_the_front():
     x = torch.randn(3, 64, device=WHERE).bfloat16()
     _, b = operands(1, 20, 64, "mxfp4")
     assert check.relative_error(blockscaled.matmul(x, b), blockscaled.spec(x, b)) < 2**-8
-
-
-# ---- the command line
 
 
 NOTE = (
@@ -433,9 +421,6 @@ def test_emulated_jobs_build_for_every_kind_of_format_c_and_target():
     for report in build.build(jobs):
         assert report.launchable, (report.job.name, report.job.target, report.reason)
         assert "dequantise" in report.job.name or report.counts["tma_load"] > 0
-
-
-# ---- on a GPU
 
 
 SHAPES = ((1, 8, 32), (333, 520, 96), (1000, 1003, 4096), (129, 4104, 1056), (4096, 4096, 512))

@@ -30,9 +30,6 @@ def make(family, dtype=torch.float32):
     return workloads.make_workload(family, SHAPES[family], where="cpu", dtype=dtype)
 
 
-# ---- workloads
-
-
 def test_specs_are_what_another_formula_says():
     a, b = (work := make("matmul")).inputs()
     assert torch.allclose(work.spec(a, b), torch.einsum("mk,kn->mn", a.double(), b.double()))
@@ -113,9 +110,6 @@ def test_bad_mode_names_those_there_are():
         workloads.prepare(make("attention"), "fast")
 
 
-# ---- what torch is asked, and what it would answer elsewhere
-
-
 @pytest.mark.compile
 def test_no_mode_of_torch_sets_the_descriptor_flag_and_torch_knows_every_option():
     from torch._inductor import config, list_mode_options
@@ -154,8 +148,6 @@ def test_pointwise_bytes():
     g = 8192 * 14336 * 2
     assert list(sizes.values()) == [5 * g, 3 * g, g]
 
-
-# ---- reading
 
 PROGRAM = '''
 async_compile.triton('triton_tem_fused_mm_0', """
@@ -311,9 +303,6 @@ def test_tables_of_kernels():
     assert found == [("nothing to choose", "nvjet", "none"), ("", "", "none")]
 
 
-# ---- torch.compile itself, end to end in a process of its own
-
-
 @pytest.fixture(scope="module")
 def compile_here():
     """A function that compiles and checks modes of a workload, in one process for all tests.
@@ -385,9 +374,6 @@ def test_unfused_attention_is_recognised(compile_here):
     unfused, default = compile_here("attention", (1, 2, 2, 96, 64), ("unfused", "unfused-default")).values()
     assert unfused["status"] == default["status"] == "ok"
     assert any("attention" in call for call in default["calls"])
-
-
-# ---- the command line
 
 
 @pytest.mark.gpu

@@ -161,9 +161,8 @@ def test_a_cell_may_leave_an_unknown_view_only_as_an_error(small_page):
 
 @pytest.mark.parametrize("stored", [{"view": "dial", "json": '{"count": 3, "te'}, {"view": "dial"}, "dial"])
 def test_a_stored_view_that_is_damaged_names_its_notebook(small_page, stored):
-    with pytest.raises(
-        ValueError, match="the page of one cannot be made: a stored view is damaged; run its cell"
-    ):
+    says = "the page of one cannot be made: a stored view is damaged; run its cell"
+    with pytest.raises(ValueError, match=says):
         small_page(nbformat.v4.new_output("display_data", {views.MIME: stored}))
 
 
@@ -251,8 +250,6 @@ def test_a_hosted_notebook_installs_the_course_and_finds_its_pictures():
     assert shown.source == f"![a]({picture}) (pictures)" and "githubusercontent" not in cell.source
     nbformat.validate(hosted)
 
-
-# ---- in Chromium, without a network
 
 # Texts with too little contrast: WCAG 2.2 (1.4.3) asks for 4.5 to 1.
 PALE = (
@@ -381,9 +378,8 @@ def test_the_sidebar_follows_the_reader_searches_and_chooses_a_theme(pages, brow
         page.wait_for_function("!document.querySelector('.toc details').open")
         page.locator(".toc summary").click()
         page.locator(".toc a", has_text="Exercises").click()
-        page.wait_for_function(
-            "!document.querySelector('.toc details').open"
-        )  # it would cover what it led to
+        # it would cover what it led to
+        page.wait_for_function("!document.querySelector('.toc details').open")
         below = page.locator(".toc").bounding_box()
         assert below["y"] + below["height"] <= page.locator("h2", has_text="Exercises").bounding_box()["y"]
         assert not faults

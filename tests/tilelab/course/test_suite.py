@@ -36,9 +36,8 @@ def folder(monkeypatch, tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = timing\n")
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.setenv(
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1"
-    )  # the imports of plugins take longer than these tests
+    # the imports of plugins take longer than these tests
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return tmp_path
 
 

@@ -216,9 +216,8 @@ def test_a_value_of_another_lane_needs_a_sync():
     }"""
     x, out, _ = run_warps(source)
     assert torch.equal(out, x.view(-1, 2).flip(1).flatten())
-    with pytest.raises(
-        emulator.EmulationError, match="no __syncwarp.. or other barrier lies between: a data race"
-    ):
+    says = "no __syncwarp.. or other barrier lies between: a data race"
+    with pytest.raises(emulator.EmulationError, match=says):
         run_warps(source.replace("__syncwarp();", ""))
 
 
@@ -295,9 +294,8 @@ def test_what_lies_outside_is_filled_and_is_left_out_in_whole_units():
     x, out = torch.rand(8, 32), torch.full((8, 32), 7.0)
     found = move_box(x[:, :31], out[:, :31], 0, 16, (8, 32), "none", "nan").view(torch.float32).view(8, 32)
     assert torch.equal(found[:, :15], x[:, 16:31]) and found[:, 15:].isnan().all()
-    assert (
-        torch.equal(out[:, 16:31], x[:, 16:31]) and out[:, 31].isnan().all()
-    )  # the unit of columns 28 to 31
+    # the unit of columns 28 to 31
+    assert torch.equal(out[:, 16:31], x[:, 16:31]) and out[:, 31].isnan().all()
     assert (out[:, :16] == 7).all()
 
 

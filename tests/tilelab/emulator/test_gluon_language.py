@@ -293,9 +293,8 @@ def test_products_are_right_and_need_a_wait(kernels, on_blackwell):
         with gluon_emulator.with_seed(seed):
             gluon_emulator.run(kernels["multiply"], 1, *given, on_blackwell, True)
             torch.testing.assert_close(c, 2 * (a.float() @ b.float()), atol=1e-3, rtol=1e-3)
-            with pytest.raises(
-                gluon_emulator.GluonError, match="nobody has waited|before warpgroup_mma_wait"
-            ):
+            says = "nobody has waited|before warpgroup_mma_wait"
+            with pytest.raises(gluon_emulator.GluonError, match=says):
                 gluon_emulator.run(kernels["multiply"], 1, *given, on_blackwell, False)
 
 

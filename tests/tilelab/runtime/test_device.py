@@ -83,9 +83,8 @@ def test_known_gpus():
     assert (gb10.target, gb10.sms, gb10.memory, gb10.peak_gbps) == ("sm_121a", 48, "LPDDR5X", 273)
     for gpu in device.KNOWN.values():
         assert gpu.target in device.TARGETS and gpu.source
-        if (
-            gpu.bf16_tflops
-        ):  # a rate with sparsity, or a slip of a digit, would leave this range of FLOP per byte
+        # a rate with sparsity, or a slip of a digit, would leave this range of FLOP per byte
+        if gpu.bf16_tflops:
             assert 100 < gpu.bf16_tflops * 1000 / gpu.peak_gbps < 320
 
 

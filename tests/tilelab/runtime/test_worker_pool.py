@@ -105,9 +105,8 @@ def test_a_worker_never_runs_what_a_file_held_before(pool, tmp_path):
     """Workers outlive a sweep; a kernel that was edited in between must not be measured as it was."""
     with pool.lease("small_worker", "it") as worker:
         assert worker.ask({"what": ""}, 60)["number"] == 1
-    (tmp_path / "edited.py").write_text(
-        "NUMBER = 22"
-    )  # a bytecode cache tells edits apart by second and size
+    # a bytecode cache tells edits apart by second and size
+    (tmp_path / "edited.py").write_text("NUMBER = 22")
     with pool.lease("small_worker", "it") as worker:
         assert worker.ask({"what": ""}, 60)["number"] == 22
 

@@ -109,9 +109,8 @@ LAB = (
 def test_in_jupyterlab(browser, tmp_path):
     with served(tmp_path, *LAB) as (port, token, _), opened(browser, "lab") as page:
         page.goto(f"http://127.0.0.1:{port}/lab/tree/{DEMO.name}?token={token}")
-        page.get_by_text(
-            "Python 3 (ipykernel) | Idle"
-        ).wait_for()  # what is run before the kernel is there is lost
+        # what is run before the kernel is there is lost
+        page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         panel = show(page)
@@ -220,9 +219,8 @@ def press_keys_of_the_notebook(page, panel):
     with page.expect_response(
         lambda answer: answer.request.method == "PUT" and "/api/contents/" in answer.url
     ):
-        page.keyboard.press(
-            "Control+s"
-        )  # combinations with ctrl go on to JupyterLab, and the next key does not
+        # combinations with ctrl go on to JupyterLab, and the next key does not
+        page.keyboard.press("Control+s")
     page.keyboard.press("b")
     assert page.locator(".jp-Cell").count() == count
     panel.locator(".tiles-tab-table").click()

@@ -111,9 +111,8 @@ def test_a_still_can_be_read_and_shows_steps_that_exist(name):
 
 
 def test_an_unknown_mechanism_is_named():
-    with pytest.raises(
-        ValueError, match="unknown mechanism 'rings'; choose one of ring, roles, raster, softmax."
-    ):
+    says = "unknown mechanism 'rings'; choose one of ring, roles, raster, softmax."
+    with pytest.raises(ValueError, match=says):
         stepper.show("rings")
 
 

@@ -54,9 +54,8 @@ def test_every_sentence_of_500_random_maps_and_loads_is_python_s(page):
     for made in microscope_audit.make_random_maps():
         corner = [source.randint(-600, 600) * source.choice((1, 16)) for _ in made.shape]
         extra, target = source.choice((0, 0, 16, -4)), source.choice(device.TARGETS[1:])
-        load = object.__new__(
-            map_report.BoxLoad
-        )  # without its own checks, which refuse what has no reproducer
+        # without its own checks, which refuse what has no reproducer
+        load = object.__new__(map_report.BoxLoad)
         load.__dict__.update(vars(made), corner=tuple(corner), extra=extra)
         given.append([load_of(made, corner, extra), target, device.target_limits(target).smem_per_block])
         expected.append([load.broken_map_rules(), load.broken_load_rules(target)])

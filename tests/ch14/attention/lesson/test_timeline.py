@@ -159,9 +159,8 @@ def test_the_record_shows_what_the_notebook_says():
         if step and not is_v:  # Q K^T is issued before P V of the block before, and ends first
             scores, last = products[lane, tile, step, False], products[lane, tile, step - 1, True]
             assert scores["begin"] < last["begin"] < scores["end"] < last["end"]
-    for tile in range(
-        2
-    ):  # in the middle of a tile, a product of one consumer or the other is always in flight
+    # in the middle of a tile, a product of one consumer or the other is always in flight
+    for tile in range(2):
         covered, end = (products["consumer 0", tile, step, False]["begin"] for step in (3, 14))
         for row in sorted(products.values(), key=lambda row: row["begin"]):
             assert row["begin"] <= covered or covered >= end
@@ -182,10 +181,8 @@ def test_the_record_shows_what_the_notebook_says():
         for lane in recording["lanes"]
     }
     scope = waits.pop("producer")[0]  # the first wait for K finds its stage empty
-    for (
-        lane,
-        each,
-    ) in waits.items():  # most waits are short, and the start and the scopes are most of the waiting
+    # most waits are short, and the start and the scopes are most of the waiting
+    for lane, each in waits.items():
         start = sum(
             row["end"] - row["begin"]
             for row in rows

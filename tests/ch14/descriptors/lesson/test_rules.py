@@ -100,9 +100,6 @@ def test_variables_that_do_not_exist():
     assert [word for word, there in experiments.find_words("triton", words).items() if there] == words[3:]
 
 
-# ---- on a GPU
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", rules.WAYS)
 def test_a_tile_that_keeps_the_rules_is_right(way):

@@ -247,9 +247,3 @@ def test_rows_beside_deep_gemm(monkeypatch):
     assert found == [("ok", 1.0, "0.1")] * 2, rows
     library.fp8_gemm_nt = lambda a, b, out: out.zero_()
     assert all("the error" in row["reason"] for row in experiments.measure_peers().rows)
-
-
-def test_what_the_notebook_lists_is_in_the_kernel():
-    text = fp8_gemm.SOURCE.read_text()
-    consume = text[text.index("void consume(") : text.index("void hand_over(")]
-    assert "auto start_block = " in consume and "auto add_block = " in consume and len(consume) < 4000
