@@ -101,7 +101,6 @@ def refused(message, *changes, error=ValueError, **options):
 
 def test_bad_input_gets_one_sentence():
     a, b, scale_a, scale_b = small_case()
-    out = torch.empty(5, 256, dtype=torch.bfloat16)
     refused("a must be float8_e4m3fn; it is bfloat16", ("a", a.bfloat16()))
     refused("b.T must be contiguous; .* use b.T.contiguous", ("b", b.contiguous()))
     shifted = torch.cat([a, a]).flatten()[1:1281].view(5, 256)
