@@ -122,8 +122,9 @@ def describe_gemm_clusters() -> str:
     }
     best, worst = max(gains, key=gains.get), min(gains.values())
     return (
-        f"quick sweep of the GEMM at 4096³, clusters of two: faster in {sum(gain > 1 for gain in gains.values())} of {len(gains)} "
-        f"configurations, {worst:.2f} to {gains[best]:.2f} × the same without (most: {best.partition(' · spec')[0]}); "
+        f"quick sweep of the GEMM at 4096³, clusters of two: faster in {sum(gain > 1 for gain in gains.values())} "
+        f"of {len(gains)} configurations, {worst:.2f} to {gains[best]:.2f} × the same without "
+        f"(most: {best.partition(' · spec')[0]}); "
         f"the fastest with {max(map(speed.get, gains)):.2f} × cuBLAS, without "
         f"{max(ratio for name, ratio in speed.items() if 'cluster' not in name):.2f} ×; {record.label()}"
     )
