@@ -43,12 +43,8 @@ def test_a_name_is_said_and_read(config, name):
 
 def test_an_older_spelling_is_read():
     old = re.compile(r"(?P<block_m>\d+),(?P<block_n>\d+)(?P<pdl> early)?( x(?P<programs>\d+))?")
-    assert spoken.read("64,32 early x2", PHRASES, old) == {
-        "block_m": 64,
-        "block_n": 32,
-        "pdl": True,
-        "programs": 2,
-    }
+    found = spoken.read("64,32 early x2", PHRASES, old)
+    assert found == {"block_m": 64, "block_n": 32, "pdl": True, "programs": 2}
     assert spoken.read("64,32", PHRASES, old) == {"block_m": 64, "block_n": 32}
     assert spoken.read("64×32", PHRASES, old) == {"block_m": 64, "block_n": 32}
 
@@ -59,12 +55,8 @@ def test_a_default_may_be_said():
 
 
 def test_parts_may_come_in_any_order_and_with_an_x():
-    assert spoken.read("plain, 4 warps·64x32", PHRASES) == {
-        "kernel": "plain",
-        "num_warps": 4,
-        "block_m": 64,
-        "block_n": 32,
-    }
+    found = spoken.read("plain, 4 warps·64x32", PHRASES)
+    assert found == {"kernel": "plain", "num_warps": 4, "block_m": 64, "block_n": 32}
 
 
 @pytest.mark.parametrize(
