@@ -220,9 +220,7 @@ def _describe(report: dict) -> str:
         text = f"{name} for {row['target']}: {row['registers']} registers, {row['spills']} B spilled, "
         text += f"{row['smem_static']:,} B of static shared memory"
         counts = sorted(row.get("sass", {}).items(), key=lambda item: (-item[1], item[0]))
-        lines.append(
-            "; ".join([text, *([", ".join(f"{n} {opcode}" for opcode, n in counts)] if counts else [])])
-        )
+        lines.append(text + ("; " if counts else "") + ", ".join(f"{n} {opcode}" for opcode, n in counts))
     return "\n".join(lines)
 
 

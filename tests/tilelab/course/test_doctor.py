@@ -321,31 +321,9 @@ def test_an_error_of_torch_compile_becomes_the_sentence_that_helps(error, helps)
 
 
 @pytest.mark.parametrize(
-    "has_tma, big, says",
-    [
-        (
-            True,
-            True,
-            "can be chosen with mode='max-autotune-no-cudagraphs' and ENABLE_PERSISTENT_TMA_MATMUL=1",
-        ),
-        (False, True, "needs compute capability 9.0; this is sm_90a"),
-        (True, False, "132 SMs are too few"),
-    ],
-)
-def test_whether_inductor_can_choose_its_tma_template(monkeypatch, has_tma, big, says):
-    import torch._inductor.utils
-    import torch.utils._triton
-
-    monkeypatch.setattr(device, "current", lambda: H200)
-    monkeypatch.setattr(torch.utils._triton, "has_triton_tma_device", lambda: has_tma)
-    monkeypatch.setattr(torch._inductor.utils, "is_big_gpu", lambda: big)
-    assert says in doctor._tma_template()
-
-
-@pytest.mark.parametrize(
     "compile, status, says",
     [
-        (lambda function: function, "ok", "a compiled function is right; the TMA template"),
+        (lambda function: function, "ok", "a compiled function is right"),
         (lambda function: lambda x, y: function(x, y) + 1, "failed", "the compiled function errs by 1.0e+00"),
         (lambda function: 1 / 0, "failed", "ZeroDivisionError: division by zero"),
     ],
@@ -354,7 +332,6 @@ def test_the_compiled_function_is_checked(monkeypatch, compile, status, says):
     rand = torch.randn
     monkeypatch.setattr(torch, "randn", lambda *shape, device: rand(*shape))
     monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(doctor, "_tma_template", lambda: "the TMA template")
     row = doctor._row("torch.compile", doctor._check_compiled)
     assert row.status == status and says in row.detail
 
@@ -367,7 +344,7 @@ def test_a_check_of_torch_compile_that_ends_early_is_a_failed_row(monkeypatch):
 @pytest.mark.gpu
 def test_torch_compile_on_this_gpu():
     row = doctor._prove_compiled("")
-    assert row.status == "ok" and "TMA template" in row.detail, row.detail
+    assert row.status == "ok", row.detail
 
 
 def test_gpu_is_not_run_for_another_target(machine):

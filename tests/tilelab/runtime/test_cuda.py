@@ -47,10 +47,10 @@ def cubins(tmp_path, monkeypatch):
 @pytest.fixture
 def compiled(monkeypatch):
     """What NVRTC really compiles from here on: one entry per program."""
-    from cuda import core
+    from cuda.bindings import nvrtc
 
-    programs, program = [], core.Program
-    monkeypatch.setattr(core, "Program", lambda *args: programs.append(args) or program(*args))
+    programs, run = [], nvrtc.nvrtcCompileProgram
+    monkeypatch.setattr(nvrtc, "nvrtcCompileProgram", lambda *args: programs.append(args) or run(*args))
     return programs
 
 
