@@ -229,11 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     try:
         report = _check_file(options)
-    except (
-        ValueError,
-        OSError,
-        RuntimeError,
-    ) as error:  # NotEmulated, Unsupported and CompileError are RuntimeErrors
+    except (ValueError, OSError, RuntimeError) as error:
+        # NotEmulated, Unsupported and CompileError are RuntimeErrors.
         report = {"file": options.file.name, "status": "unsupported", "reason": str(error).strip()}
         print(f"python -m {MODULE}: {report['reason']}", file=sys.stderr)
     except KeyboardInterrupt:

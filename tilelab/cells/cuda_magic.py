@@ -544,8 +544,7 @@ def load_ipython_extension(shell: Any) -> None:
         try:
             return run_cell(line, cell, shell.user_ns)
         except (ValueError, cuda.CompileError) as error:
-            raise UsageError(
-                str(error)
-            ) from None  # without a traceback, which would hide the compiler's words
+            # without a traceback, which would hide the compiler's words
+            raise UsageError(str(error)) from None
 
     shell.register_magic_function(magic, "cell", "cuda")

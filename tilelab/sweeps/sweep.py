@@ -502,9 +502,8 @@ class Sweep:
 
     def _emit(self, row: dict, new: bool = True) -> None:
         if new:
-            if worker_pool.is_killed(
-                self._cancel_token
-            ):  # a build or a measurement that was killed did not fail
+            # a build or a measurement that was killed did not fail
+            if worker_pool.is_killed(self._cancel_token):
                 raise asyncio.CancelledError
             row = {**row, "recorded": provenance.utc_now()}
             self._new_rows += 1

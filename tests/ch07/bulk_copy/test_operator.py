@@ -133,24 +133,22 @@ def test_a_configuration_without_whole_numbers_is_one_sentence(config, found):
 
 
 @pytest.mark.parametrize(
-    "config, name, old",
+    "config, name",
     [
         (
             BulkConfig("bulk", 32, 2048, stages=4, chunks_per_cta=8),
             "bulk · 32 threads · 2048 B per chunk · 4 stages · 8 chunks per CTA",
-            "bulk 32 × 2048 B, 4 stages, 8 per CTA",
         ),
         (
             BulkConfig("bulk_in_order", 32, 2048, chunks_per_cta=0, ctas_per_sm=2),
             "bulk_in_order · 32 threads · 2048 B per chunk · persistent · 2 CTAs per SM",
-            "bulk_in_order 32 × 2048 B, 1 stage, 2 CTAs per SM",
         ),
-        (BulkConfig("loads", 256, 4096), "loads · 256 threads · 4096 B per chunk", "loads 256 × 4096 B"),
+        (BulkConfig("loads", 256, 4096), "loads · 256 threads · 4096 B per chunk"),
     ],
 )
-def test_a_configuration_has_a_name_that_can_be_read_back(config, name, old):
+def test_a_configuration_has_a_name_that_can_be_read_back(config, name):
     assert config.name == str(config) == name
-    assert bulk_copy.parse(name) == bulk_copy.parse(old) == config
+    assert bulk_copy.parse(name) == config
 
 
 @pytest.mark.parametrize("text", ["", "bulk", "bulk · 32 threads · 4 warps", "loads 256 × 4096 B, 2 stages"])
