@@ -23,9 +23,8 @@ import signal
 import time
 import tomllib
 
-os.environ.update(
-    OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TILES_QUICK="1"
-)  # before torch: a fork has one thread
+# before torch: a fork has one thread
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TILES_QUICK="1")
 
 from tilelab.runtime import device  # isort: split
 
@@ -69,9 +68,6 @@ def _closing(text, at):
         if not depth:
             return place + 1
     return len(text)
-
-
-# ---- CUDA C++
 
 
 def _blanked(source):
@@ -160,9 +156,6 @@ def _changes(first, second):
         r"(?:\+\+|--)(\w+)", first
     )
     return any(re.search(rf"\b{name}\b", second) for name in assigned)
-
-
-# ---- Python
 
 
 def _python_mutants(source):
@@ -270,9 +263,6 @@ def _may_swap_python(first, second, bound):
         or all(kinds)
         and (waits in kinds[0] | kinds[1] or kinds[0] != kinds[1])
     )
-
-
-# ---- running
 
 
 def mutants(source):

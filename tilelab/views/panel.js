@@ -107,7 +107,7 @@ function render({ model, el }) {
   const onPage = [];
   let endCode = () => {}; // what the listings of code leave to be undone
   let wanted = null; // the name of a configuration that the address of the page asks for
-  const stage = live && data.alone && document.body.hasAttribute("data-voila");
+  const stage = data.alone && document.body.hasAttribute("data-voila");
 
   const listen = (target, type, handler) => {
     target.addEventListener(type, handler);
@@ -180,7 +180,8 @@ function render({ model, el }) {
   const root = h("div", { class: `tiles-view tiles-panel${stage ? " tiles-stage" : ""}` },
     h("div", { class: "tiles-in", role: stage && "main" },
       stage && h("div", { class: "tiles-head" }, h("h1", { class: "tiles-title" }, "Which tile configuration is fastest?"),
-        h("p", {}, "Choose a kernel, and select a cell of the map: each is a configuration. Run tries them on this machine.")),
+        h("p", {}, live ? "Choose a kernel, and select a cell of the map: each is a configuration. Run tries them on this machine."
+          : "Select a cell of the map: each is a configuration. Other kernels and Run follow in some seconds.")),
       live && menuBox, h("div", { class: "tiles-run-line" }, live && actions,
         h("div", { class: "tiles-said" }, live && progress, status)), answer,
       h("div", { class: "tiles-main" }, mapPane, h("div", { class: "tiles-side" }, upper.pane, lower.pane))),
@@ -308,8 +309,9 @@ function render({ model, el }) {
 
   function writeAddress() {
     if (!stage) return;
-    const kept = selected >= 0 ? { config: rows()[selected].kernel } : {};
-    history.replaceState(history.state, "", "#" + new URLSearchParams({ ...values, ...kept }));
+    const kept = live ? values : Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+    const config = selected >= 0 ? { config: rows()[selected].kernel } : {};
+    history.replaceState(history.state, "", "#" + new URLSearchParams({ ...kept, ...config }));
   }
 
   // ---- the map

@@ -32,9 +32,8 @@ def test_a_tile_is_as_wide_as_its_tokens():
 
 def test_clusters_leave_some_sms_without_work():
     found = [count_usable_sms(size, 132) for size in (1, 2, 3, 4, 5, 6, 8)]
-    assert found == [132, 132, 117, 116, 110, 102, 104] and all(
-        sms % size == 0 for size, sms in zip((1, 2, 3, 4, 5, 6, 8), found)
-    )
+    assert found == [132, 132, 117, 116, 110, 102, 104]
+    assert all(sms % size == 0 for size, sms in zip((1, 2, 3, 4, 5, 6, 8), found))
     assert count_usable_sms(2, 8) == 8 and count_usable_sms(4, 3) == 4
 
 
@@ -55,11 +54,8 @@ def test_prediction_has_the_right_sign():
 
 def test_the_choice_says_what_it_rests_on():
     ranked, why = choice.rank(200, 6144, 4096, 132, H200)
-    assert (
-        why.startswith("by the model and its errors near ")
-        and "on an" not in why
-        and ranked[0].block_n <= 208
-    )
+    assert why.startswith("by the model and its errors near ") and "on an" not in why
+    assert ranked[0].block_n <= 208
     assert choice.rank(200, 6144, 4096, 132, "NVIDIA H100 80GB HBM3")[1].endswith(" on an NVIDIA H200")
     begun = time.perf_counter()
     choice.rank(201, 6144, 4096, 132, H200)

@@ -31,10 +31,7 @@ GOOD = {
         ({"cluster": 3}, "cluster must be 1, 2 or 4 for the kernel specialised; it is 3."),
         ({"kernel": "one_group"}, "for the kernel one_group; they are 2, 1, False and False."),
         ({"kernel": "one_group", "consumers": 1, "pdl": True}, "they are 1, 1, False and True."),
-        (
-            {"kernel": "split", "epilogue_subtile": 1},
-            "cluster must be at least 2 for the kernel split; it is 1.",
-        ),
+        ({"kernel": "split", "epilogue_subtile": 1}, "cluster must be at least 2 for the kernel split; it"),
         ({"kernel": "split", "cluster": 2}, "cluster_n 1 for the kernel split; they are False, 4 and 1."),
     ],
 )
@@ -58,9 +55,8 @@ def test_a_configuration_is_found_by_its_name():
 def test_what_a_configuration_needs():
     wide = WgmmaConfig(**GOOD)
     assert (wide.threads, wide.accumulators, wide.box, wide.stage_bytes) == (384, 128, 64, 49152)
-    assert (
-        wide.smem_bytes == 4 * 49152 + 2 * 128 * 64 * 2 + 64
-    )  # ring, two parts of C, full and empty barriers
+    # ring, two parts of C, full and empty barriers
+    assert wide.smem_bytes == 4 * 49152 + 2 * 128 * 64 * 2 + 64
     assert dataclasses.replace(wide, block_n=224, epilogue_subtile=7).box == 32
     assert dataclasses.replace(wide, block_n=208, epilogue_subtile=1).box == 16
     deep = WgmmaConfig("specialised", 64, 64, 6, boxes_per_stage=2)
@@ -86,18 +82,9 @@ def test_tiles_and_grids():
 @pytest.mark.parametrize(
     "config, said",
     [
-        (
-            WgmmaConfig("specialised", 128, 256, 5, consumers=2),
-            "it needs 311,376 B of shared memory per block; sm_90a has",
-        ),
-        (
-            WgmmaConfig("specialised", 128, 256, 2, epilogue_subtile=4),
-            "it needs about 40 beside its 256 sums",
-        ),
-        (
-            WgmmaConfig("specialised", 192, 208, 2, consumers=3),
-            "a wgmma of 208 columns needs 130 registers; a thread",
-        ),
+        (WgmmaConfig("specialised", 128, 256, 5, consumers=2), "it needs 311,376 B of shared memory per"),
+        (WgmmaConfig("specialised", 128, 256, 2, epilogue_subtile=4), "it needs about 40 beside its 256"),
+        (WgmmaConfig("specialised", 192, 208, 2, consumers=3), "a wgmma of 208 columns needs 130 registers"),
     ],
 )
 def test_what_cannot_run_is_refused_with_a_reason(config, said):

@@ -32,9 +32,8 @@ def test_spec_is_torchs_attention():
     for causal in (False, True):
         wanted = attention.spec(q, k, v, is_causal=causal)
         peer = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-        assert torch.allclose(wanted, peer) and torch.equal(
-            wanted, experiments.compute_reference(q, k, v, causal)
-        )
+        assert torch.allclose(wanted, peer)
+        assert torch.equal(wanted, experiments.compute_reference(q, k, v, causal))
     assert not torch.allclose(attention.spec(q, k, v, scale=1.0), attention.spec(q, k, v))
 
 
@@ -137,9 +136,6 @@ def test_the_interpreter_refuses_gluon():
         attention.attention(*case(), config="overlap")
 
 
-# ---- on a GPU
-
-
 @pytest.mark.gpu
 def test_every_step_on_the_gpu():
     """Ragged shapes, also with more tiles than the GPU has SMs, in bf16 and fp16."""
@@ -180,9 +176,8 @@ def test_a_tile_too_large_is_a_sentence():
 def test_a_new_thread_can_launch():
     q = torch.randn(1, 2, 300, 128, device="cuda").bfloat16()
     launch = attention.prepare(q, q, q)
-    with ThreadPoolExecutor(
-        1
-    ) as pool:  # Triton would encode the maps there before the thread has a CUDA context
+    # Triton would encode the maps there before the thread has a CUDA context
+    with ThreadPoolExecutor(1) as pool:
         assert torch.equal(pool.submit(launch).result(), launch())
 
 
@@ -191,9 +186,8 @@ def test_options_of_torch_that_the_kernel_lacks_are_named():
     plain = attention.attention(q, q, q)
     assert torch.equal(attention.attention(q, q, q, attn_mask=None, dropout_p=0.0), plain)
     for run in (attention.attention, attention.prepare):
-        with pytest.raises(
-            ValueError, match="attention has no attn_mask, only is_causal: use torch's scaled_dot"
-        ):
+        says = "attention has no attn_mask, only is_causal: use torch's scaled_dot"
+        with pytest.raises(ValueError, match=says):
             run(q, q, q, attn_mask=torch.ones(40, 40).bool())
         with pytest.raises(ValueError, match="attention has no dropout, so dropout_p must be 0.0; it is 0.1"):
             run(q, q, q, dropout_p=0.1)

@@ -136,10 +136,8 @@ def test_heat_map_refuses_two_rows_in_one_cell():
 
 def test_colours_are_fixed():
     assert plots.colour("cuBLAS") == "#000000" and plots.colour("best") == plots.colour("persistent")
-    assert (
-        plots.colour("never seen") == plots.colour("never seen")
-        and plots.colour("never seen") in plots.OTHERS
-    )
+    assert plots.colour("never seen") == plots.colour("never seen")
+    assert plots.colour("never seen") in plots.OTHERS
     assert not set(plots.OTHERS) & set(plots.COLOURS.values())
 
 

@@ -32,9 +32,8 @@ def test_errors_near_a_shape_decide():
     ranked, why = choice.rank("gemm", "GPU", predict(4096, 8192, 8192), 4096, 8192, 8192)
     assert ranked[0] == "small" and why == "by the model and its errors near 8192 × 8192 × 8192"
     table = choice.load("gemm", "GPU")
-    assert (
-        table.errors[2][table.places["wide"]] is None
-    )  # three times the prediction: a disturbed measurement
+    # three times the prediction: a disturbed measurement
+    assert table.errors[2][table.places["wide"]] is None
     corrected = table.correct(predict(64, 128, 64), table.nearest(64, 128, 64))
     assert math.isclose(corrected["small"], 19, rel_tol=0.1)
     assert [place for _, place in table.nearest(64, 64, 64)] == [0]

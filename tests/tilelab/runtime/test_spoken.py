@@ -46,12 +46,8 @@ def test_a_default_may_be_said():
 
 
 def test_parts_may_come_in_any_order_and_with_an_x():
-    assert spoken.read("plain, 4 warps·64x32", PHRASES) == {
-        "kernel": "plain",
-        "num_warps": 4,
-        "block_m": 64,
-        "block_n": 32,
-    }
+    found = spoken.read("plain, 4 warps·64x32", PHRASES)
+    assert found == {"kernel": "plain", "num_warps": 4, "block_m": 64, "block_n": 32}
 
 
 @pytest.mark.parametrize(

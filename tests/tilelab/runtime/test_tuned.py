@@ -275,13 +275,10 @@ def test_tune_keeps_what_it_finds(module, rows, shapes, capsys):
     rows += [ROW | {"config": config, "dtype": kernel.table_dtype}, ROW | {"config": None}]
     assert main.main(["--tune", str(shapes)]) == 1
     printed = capsys.readouterr().out.splitlines()
-    assert (
-        printed[0].startswith("64 × 4096 × 8192: ") and "no configuration gave the right result" in printed[1]
-    )
-    assert (
-        printed[2] == f"The table is {tuned.table_path(kernel.table, GPU)}."
-        and len(tuned.load(kernel.table, GPU)) == 1
-    )
+    assert printed[0].startswith("64 × 4096 × 8192: ")
+    assert "no configuration gave the right result" in printed[1]
+    assert printed[2] == f"The table is {tuned.table_path(kernel.table, GPU)}."
+    assert len(tuned.load(kernel.table, GPU)) == 1
     del rows[1]
     assert main.main(["--tune", str(shapes)]) == 0
 
@@ -300,9 +297,8 @@ def test_a_bad_file_of_shapes_is_one_line(module, text, said, rows, shapes, caps
     shapes.unlink() if text is None else shapes.write_text(text)
     assert TUNERS[module][0].main(["--tune", str(shapes)]) == 2
     printed = capsys.readouterr()
-    assert (
-        not printed.out and printed.err.count("\n") == 1 and printed.err.startswith(f"python -m {module}: ")
-    )
+    assert not printed.out and printed.err.count("\n") == 1
+    assert printed.err.startswith(f"python -m {module}: ")
     assert said in printed.err
 
 

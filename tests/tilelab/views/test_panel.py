@@ -1,12 +1,15 @@
 """The sweep panel, driven in process by the messages of its view in the browser. Its sweeps are real, for a target."""
 
+import collections
 import itertools
 import json
 import os
 import re
 import statistics
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from odd_space import OddPanelSpace, build_nothing, call_here
@@ -15,6 +18,7 @@ from waiting import wait_for
 from ch07.bulk_copy.lesson import sweep as bulk_copy_sweep
 from ch10.tile_pipeline.lesson import sweep as tile_pipeline_sweep
 from ch10.wgmma_gemm.lesson import sweep as wgmma_gemm_sweep
+from ch14.attention.lesson import sweep as attention_sweep
 from ch14.descriptors.lesson import tile_copy_experiments
 from ch14.gemm.lesson import sweep as gemm_sweep
 from tilelab import views
@@ -29,6 +33,7 @@ from tilelab.views.panel import sentences, snapshot, widget
 
 GEMM, COPY = gemm_sweep.GemmSpace, tile_copy_experiments.CopySpace
 KERNELS = (GEMM, COPY, bulk_copy_sweep.BulkSpace, tile_pipeline_sweep.TileSpace, wgmma_gemm_sweep.WgmmaSpace)
+KERNELS += (attention_sweep.AttentionSpace,)
 
 
 @pytest.fixture(autouse=True)
@@ -202,6 +207,28 @@ def test_a_kernel_opens_at_a_shape_of_its_record(kernel):
     shown = panel.Panel(kernel, target="sm_90a")
     known = [row for row in shown.rows() if row.get("from_record") or row["status"] == "rejected"]
     assert len(known) == len(shown.rows()), "it opens with configurations of which no record is"
+
+
+@pytest.mark.parametrize("kernel", KERNELS[2:], ids=lambda kernel: kernel.title)
+def test_a_recording_fills_every_preset(kernel, monkeypatch):
+    """The experiment that makes a kernel's record sweeps all configurations of its presets at the first shape."""
+    swept = collections.defaultdict(set)
+
+    def note(configs, space):
+        swept[space.shape, space.dtype] |= {space.label(config)["kernel"] for config in configs}
+        return []
+
+    module = sys.modules[kernel.__module__]
+    monkeypatch.setattr(results, "live_or_recorded", lambda name, measure, *_: measure())
+    monkeypatch.setattr(module, "record_rows", note, raising=False)
+    in_place_of_sweep = lambda configs, space: SimpleNamespace(finish=lambda: note(configs, space))  # noqa: E731
+    monkeypatch.setattr(module, "Sweep", in_place_of_sweep, raising=False)
+    results.EXPERIMENTS[kernel.record]()
+    shape = next(iter(kernel.shapes.values()))
+    for dtype in {dtype for _, dtype in swept}:
+        space = kernel(shape, dtype, "sm_90a")
+        for preset, configs in kernel.presets.items():
+            assert {space.label(config)["kernel"] for config in configs(dtype)} <= swept[shape, dtype], preset
 
 
 @pytest.mark.parametrize(
