@@ -382,9 +382,19 @@ class Ladder:
         if row and row["code"] != code:  # figures of another text would be taken for this one's
             row = {"version": name}
             said += f"; {NOT_TIMED}"
+        elif row and self._is_of_another_size(row):
+            said += "; recorded at another size"
         row = {key: value for key, value in (row or {"version": name}).items() if key != "gain"}
         self._add(kernel, row | {"check": said}, changed_from)
         return record.label() if "code" in row else f"{name} is not recorded"
+
+    def _is_of_another_size(self, row: dict) -> bool:
+        """Return whether the rates in a row say that a call does more or less than `flops` or `nbytes`."""
+        rates = ("tflops", self.flops, 1e9), ("gbps", self.nbytes, 1e6)
+        return any(
+            work and row.get(rate) and abs(row[rate] * row["ms"] * unit / work - 1) > 0.01
+            for rate, work, unit in rates
+        )
 
     def sweep(
         self, experiment: str, versions: dict[tuple, tuple], keys: Sequence[str], rounds: int = 8

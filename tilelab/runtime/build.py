@@ -56,7 +56,8 @@ class Job:
     For Triton, `kernel` is "ch14.gemm.kernels:gemm_plain_kernel" or "path/to/file.py:name". `signature` maps each
     argument that is not a constexpr to its Triton type ("*bf16", "i32", "tensordesc<bf16[128, 64]>"). `constants` maps
     the constexpr arguments to their values. `aligned` names pointers and integers that are multiples of 16. `options`
-    are further compile options.
+    are further compile options. `first_lines` maps the functions of a file that holds a copy of notebook cells to their
+    lines in these cells: Triton's cache compares them too, so that a launch from a cell finds the build.
 
     For CUDA C++, `kernel` is "path/to/file.cu:name". `constants` become -DNAME=VALUE (a bool 0 or 1), and
     `smem_bytes` is the dynamic shared memory of the launch.
@@ -72,6 +73,7 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     smem_bytes: int = 0
+    first_lines: dict[str, int] = field(default_factory=dict)
 
     @property
     def _entry(self) -> str:

@@ -96,7 +96,9 @@ def _scripts(text):
 @pytest.mark.notebook
 def test_every_page_needs_nobody_and_every_link_within_the_site_leads_somewhere(pages):
     stems = [path.stem for path in site.notebooks_in_order()]
-    assert [page.stem for page in pages] == ["index", *stems]
+    docs = [path.stem for path in pages if path.stem.startswith(("docs_", "deeper_"))]
+    assert [page.stem for page in pages] == ["index", *stems, *docs]
+    assert len(docs) == len([*(site.ROOT / "docs").rglob("*.md")])
     assert set(stems) == {path.stem for path in (site.ROOT / "notebooks").glob("*.ipynb")}
     texts = {page.name: page.read_text() for page in pages}
     anchors = {
@@ -129,7 +131,7 @@ def test_every_page_needs_nobody_and_every_link_within_the_site_leads_somewhere(
         assert text.count('rel="next"') == (page != pages[-1].name)
         assert text.count('rel="prev"') == (page != "index.html")
         sidebar = text[: text.index("<main")]
-        assert [*dict.fromkeys(re.findall(r'href="([\w.]+html)"', sidebar))] == list(texts), page
+        assert [*dict.fromkeys(re.findall(r'href="([\w.-]+html)"', sidebar))] == list(texts), page
         assert sidebar.count(f'href="{page}" aria-current="page"') == 1
 
 
@@ -229,11 +231,14 @@ def test_a_file_that_is_no_notebook_is_one_line(monkeypatch, tmp_path, capsys, t
 
 
 def test_links_to_what_is_no_page_become_words():
-    body = '<a href="notes/x.ipynb#P">a</a> <a href="LICENSE">b</a> <a href="https://x.org">c</a> <a href="#d">d</a>'
-    wanted = '<a href="x.html#P">a</a> b <a href="https://x.org">c</a> <a href="#d">d</a>'
-    assert site._rewrite_links(body) == wanted
-    there = wanted.replace(" b ", ' <a href="https://x.org/files/LICENSE">b</a> ')
-    assert site._rewrite_links(body, "https://x.org/files/") == there
+    pages = [site.Page(path, None) for path in ("docs/deeper/y.md", "notebooks/x.ipynb", "README.md")]
+    assert [page.stem for page in pages] == ["deeper_y", "x", "index"]
+    rest = ' <a href="https://x.org">c</a> <a href="#d">d</a>'
+    body = '<a href="../../notebooks/x.ipynb#P">a</a> <a href="../LICENSE">b</a>' + rest
+    wanted = '<a href="x.html#P">a</a> b' + rest
+    assert site._rewrite_links(body, pages[0], pages) == wanted
+    there = wanted.replace(" b ", ' <a href="https://x.org/files/docs/LICENSE">b</a> ')
+    assert site._rewrite_links(body, pages[0], pages, "https://x.org/files/") == there
 
 
 def test_a_hosted_notebook_installs_the_course_and_finds_its_pictures():

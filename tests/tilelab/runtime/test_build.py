@@ -530,7 +530,8 @@ def test_cu_whose_sass_cannot_be_read(cu_job, monkeypatch):
 def test_a_kernel_is_built_without_torch_until_its_package_is_asked():
     code = (
         "import sys; from tilelab.runtime import build_worker; sys.modules['torch'] = None; "
-        "assert build_worker._load_kernel('ch14.gemm.kernels:gemm_plain_kernel').arg_names; from ch14.gemm import spec"
+        "assert build_worker._load_kernel('ch14.gemm.kernels:gemm_plain_kernel', {}).arg_names; "
+        "from ch14.gemm import spec"
     )
     env = notebook.child_env(TRITON_INTERPRET="0")
     done = subprocess.run(
