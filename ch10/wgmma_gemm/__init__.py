@@ -100,7 +100,7 @@ def find_best(m: int, n: int, k: int) -> tuple[WgmmaConfig, str]:
     )
     if found:
         return found
-    ranked, why = rank(max(m, 1), max(n, 1), max(k, 1), here.sms or 132, here.name or "")
+    ranked, why = rank(max(m, 1), max(n, 1), max(k, 1), here.sms or 132, here.name or "", most=1)
     return ranked[0], why
 
 
