@@ -1,4 +1,4 @@
-"""A box as it lies in shared memory: the bytes that a load by tensor map puts there, and what they should be.
+"""A box as it lies in shared memory: the bytes that a load by tensor map puts there.
 
 The kernel is `dump` in tile_pipeline.cu. Source: PTX ISA, "Tensors" (tiled mode, swizzling modes).
 """
@@ -75,21 +75,3 @@ def dump_box(
     ]
     cuda.launch(tile_pipeline.load_kernel("dump", job.constants), 1, 128, arguments, job.smem_bytes)
     return found
-
-
-def box_spec(x, row: int, column: int, box: tuple[int, int], fill: str = "zero") -> torch.Tensor:
-    """Return the box whose first element is x[row, column], with `fill` outside of x (R, C)."""
-    found = torch.full(box, float("nan") if fill == "nan" else 0, dtype=x.dtype, device=x.device)
-    top, left = max(row, 0), max(column, 0)
-    bottom, right = (
-        max(low, min(first + extent, size))
-        for low, first, extent, size in zip((top, left), (row, column), box, x.shape)
-    )
-    found[top - row : bottom - row, left - column : right - column] = x[top:bottom, left:right]
-    return found
-
-
-def undo_swizzle(found: torch.Tensor, dtype: torch.dtype, box: tuple[int, int], swizzle: str) -> torch.Tensor:
-    """Return the box, row by row, from the bytes of `dump_box`, as `tensor_map.swizzle_offset` places them."""
-    order = tensor_map.swizzle_offset(torch.arange(found.numel(), device=found.device), swizzle)
-    return found[order].view(dtype).view(box)

@@ -1,7 +1,6 @@
 """Trace, check and time the decoder block: eager, compiled, and compiled with the course's operators in bf16 and fp8.
 
-`trace_variants` needs no GPU: it traces fake tensors, which have a shape and no data. `measure` times the variants in a
-process of its own, because Dynamo and Inductor keep state for the life of a process.
+`measure` times the variants in a process of its own, because Dynamo and Inductor keep state for the life of a process.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ VARIANTS = {
 }
 TOKENS = (4096, 16)  # are timed
 CALLS = (4096, 16, 17)  # tokens of the calls whose graphs are counted, in this order
-PREDICTED_GRAPHS = {"marked": (1, 1, 1), "unmarked": (1, 2, 2)}  # after each of CALLS
 # Several roundings to the format lie between x and the result.
 LIMITS = {
     TorchLinear: 4 * check.TOLERANCE[torch.bfloat16],
@@ -76,43 +74,6 @@ def count_graphs(block: Callable, graphs: list, inputs, marked: bool) -> list[in
         block(x)
         numbers.append(len(graphs))
     return numbers
-
-
-def trace_variants(sizes: Sizes = LLAMA_3_8B) -> list[dict]:
-    """Trace every variant with fake tensors and return {variant, breaks, operators, marked, unmarked}.
-
-    `operators` are the course's operators in the graph; `marked` and `unmarked` are the numbers of graphs after calls
-    with CALLS tokens, with and without mark_dynamic.
-    """
-    from torch._subclasses import FakeTensorMode
-
-    rows = []
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        weights = decoder_block.make_weights(sizes, "cpu")
-        for name, (linear, attend, is_compiled) in VARIANTS.items():
-            if not is_compiled:
-                continue
-            block, found = DecoderBlock(sizes, weights, linear, attend), {}
-            inputs = functools.partial(_make_inputs, sizes, CALLS, "cpu")
-            torch._dynamo.reset()
-            breaks = torch._dynamo.explain(block)(inputs()[0]).graph_break_count
-            for kind in PREDICTED_GRAPHS:
-                torch._dynamo.reset()
-                compiled, graphs = compile_and_count(block, lambda graph, inputs: graph.forward)
-                found[kind] = count_graphs(compiled, graphs, inputs(), kind == "marked")
-            calls = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
-            ours = [call.split(".")[1] for call in calls if call.startswith("tiles.")]
-            rows.append(
-                {
-                    "variant": name,
-                    "breaks": breaks,
-                    "operators": ", ".join(f"{ours.count(each)} × {each}" for each in dict.fromkeys(ours))
-                    or "none",
-                    **found,
-                }
-            )
-    torch._dynamo.reset()
-    return rows
 
 
 def _make_inputs(sizes: Sizes, tokens, where: str) -> list[torch.Tensor]:

@@ -173,34 +173,6 @@ def measure_launch_cost():
     return launch_cost.measure_cost()
 
 
-# ---- compiled code
-
-
-def compile_for_targets(targets=device.TARGETS[1:], ops=OPS) -> list[dict]:
-    """Compile the variants for each target, which needs no GPU; return what their PTX and SASS hold.
-
-    SASS is left out where the disassembler that Triton brings cannot read it.
-    """
-    jobs = [
-        (op, name, descriptors.job(config, target, op))
-        for op in ops
-        for name, config in configs(op).items()
-        for target in targets
-    ]
-    reports = build.disassemble([job for *_, job in jobs])
-    rows = []
-    for (op, name, _), report in zip(jobs, reports):
-        row = {"op": op, **report.row(), "name": name}
-        row |= {"gather4": report.ptx.count("tile::gather4"), "loads_16b": report.ptx.count("ld.global.v4")}
-        try:
-            counts = build.sass_counts(report.cubin) if report.cubin else {}
-            row |= {opcode: counts[opcode] for opcode in ("UTMALDG", "UTMASTG", "LDG", "STG") if counts}
-        except RuntimeError:  # the cuobjdump in Triton 3.6 cannot read sm_103a and sm_121a
-            pass
-        rows.append(row)
-    return rows
-
-
 def find_words(package: str, words: list[str]) -> dict[str, bool]:
     """Return whether each word occurs in a file of an installed package, source or library."""
     folder = pathlib.Path(importlib.util.find_spec(package).origin).parent

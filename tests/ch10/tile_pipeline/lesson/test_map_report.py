@@ -9,7 +9,7 @@ import pytest
 import torch
 from planted import rarely
 
-from ch10.tile_pipeline.lesson import box_dump, map_report
+from ch10.tile_pipeline.lesson import map_report
 from ch10.tile_pipeline.lesson.command import COMMAND as command
 from ch10.tile_pipeline.lesson.map_report import parse_load
 from tilelab.runtime import cuda, device, files, tensor_map
@@ -218,7 +218,9 @@ def test_the_reproducer_is_whole_and_builds(tmp_path, text):
 def test_wrong_bytes_of_a_box_are_counted(corner, fill, swizzle):
     load = parse_load(f"{GOOD},corner={corner[0]}x{corner[1]},fill={fill},swizzle={swizzle},start=16")
     data = torch.randn(load.tensor_bytes // 4).view(torch.uint8)
-    right = box_dump.box_spec(data[16:].view(torch.float32).view(100, 64), *corner, (16, 32), fill)
+    outside = float("nan") if fill == "nan" else 0.0
+    wide = torch.nn.functional.pad(data[16:].view(torch.float32).view(100, 64), (200,) * 4, value=outside)
+    right = wide[200 + corner[0] :, 200 + corner[1] :][:16, :32]
     found = torch.empty(load.box_bytes, dtype=torch.uint8)
     found[tensor_map.swizzle_offset(torch.arange(load.box_bytes), swizzle)] = right.flatten().view(
         torch.uint8
