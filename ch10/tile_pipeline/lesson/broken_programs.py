@@ -17,7 +17,6 @@ from tilelab.records import results
 
 
 def load_from(column: int) -> None:
-    tile_pipeline.UNIT = 4  # bytes: now the launcher accepts any column of floats
     x = torch.ones(8, 32, device="cuda")
     box_dump.dump_box(x, 0, column, (8, 32))
     torch.cuda.synchronize()
@@ -25,7 +24,7 @@ def load_from(column: int) -> None:
 
 
 def store_rows() -> None:
-    tile_pipeline.UNIT = 4
+    tile_pipeline.UNIT = 4  # bytes: now the launcher accepts rows of any number of floats
     x, out = torch.ones(8, 32, device="cuda"), torch.full((8, 32), 7.0, device="cuda")
     tile_pipeline.copy(x[:, :31], out=out[:, :31])
     print("the 32nd column held 7 and holds", *out[:, 31].unique().tolist())
