@@ -137,6 +137,16 @@ def check_exercise(name: str, test: Callable[[], None]) -> None:
         print(f"{name}: solved.")
 
 
+def make_checker(checks: dict[str, Callable[..., None]]) -> Callable[..., None]:
+    """Return `check(exercise, *answers)`, which prints whether `checks[exercise]` accepts a reader's answers."""
+
+    def check(exercise: str, *answers: Any) -> None:
+        """Print whether an exercise is solved."""
+        check_exercise(exercise, lambda: checks[exercise](*answers))
+
+    return check
+
+
 def run_side_by_side(*experiments: Callable[[], Any]) -> list:
     """Run experiments that time nothing at the same time, one thread each, and return their results in order.
 

@@ -19,7 +19,7 @@ from ch14.blockscaled.lesson import note_attempts, smem_planner
 from ch14.blockscaled.native import FORMS, tensor_core_instruction
 from ch14.mx_formats import number_formats, packing
 from tilelab.cells import lesson
-from tilelab.measure.check import check_exercise
+from tilelab.measure.check import make_checker
 from tilelab.runtime import build, device
 
 SHAPE = (256, 256, 1024)  # M, N and K of what is compiled
@@ -297,11 +297,7 @@ CHECKS = {
     "Exercise 5": check_scale_columns,
     "Exercise 6": check_gemm,
 }
-
-
-def check(exercise: str, *answer) -> None:
-    """Print whether a reader's answer solves an exercise."""
-    check_exercise(exercise, lambda: CHECKS[exercise](*answer))
+check = make_checker(CHECKS)
 
 
 def check_plan(divide: Callable) -> str:

@@ -18,7 +18,7 @@ from ch14.mx_formats import number_formats, packing
 from ch14.mx_formats.lesson import experiments
 from ch14.mx_formats.number_formats import E2M1, E4M3
 from tilelab.cells import lesson
-from tilelab.measure.check import check_exercise
+from tilelab.measure.check import make_checker
 from tilelab.runtime import device
 
 # Rows and columns: rows across tiles of scales, blocks that fill no whole program or tile, and a single block.
@@ -232,11 +232,7 @@ CHECKS = {
     "Exercise 5": check_way_back,
     "Exercise 6": check_whole_quantiser,
 }
-
-
-def check(exercise: str, kernel) -> None:
-    """Print whether a reader's kernel solves an exercise."""
-    check_exercise(exercise, lambda: CHECKS[exercise](kernel))
+check = make_checker(CHECKS)
 
 
 # ---- checks of the functions in between
