@@ -17,6 +17,7 @@ import torch
 from ch14 import attention
 from ch14.compiled import decoder_block
 from ch14.compiled.decoder_block import LLAMA_3_8B, DecoderBlock, Fp8Linear, Sizes, TilesLinear, TorchLinear
+from ch14.compiled.lesson import process
 from tilelab.measure import bench, check
 from tilelab.runtime import device, provenance, worker_pool
 
@@ -106,7 +107,7 @@ def measure() -> list[dict]:
     of `divide_kernels` too, where torch's profiler sees the kernels of a call.
     """
     with worker_pool.lease_worker(MODULE, WHAT) as worker:
-        answer = worker.ask({"do": "measure"}, LIMIT_S)
+        answer = worker.ask({}, LIMIT_S)
         worker.stop()  # frees its memory on the GPU
     if "rows" not in answer:
         raise RuntimeError(answer.get("reason", "the process died"))
@@ -202,7 +203,8 @@ def _count_breaks(block: DecoderBlock, x: torch.Tensor) -> int | None:
         return None
 
 
-def _measure(sizes: Sizes = LLAMA_3_8B) -> list[dict]:
+@torch.no_grad()
+def _measure(sizes: Sizes = LLAMA_3_8B) -> dict:
     torch.manual_seed(0)
     weights, inputs = decoder_block.make_weights(sizes, "cuda"), _make_inputs(sizes, CALLS, "cuda")
     references = make_references(sizes, weights, inputs)
@@ -251,18 +253,8 @@ def _measure(sizes: Sizes = LLAMA_3_8B) -> list[dict]:
             if kept["status"] == "ok":  # else the timing's status would hide a wrong result
                 kept["status"] = row["status"]
             rows.append(row | kept)
-    return rows
-
-
-def _answer(request: dict) -> dict:
-    try:
-        with torch.no_grad():
-            return {"rows": _measure()}
-    except torch.AcceleratorError:
-        raise
-    except Exception as error:
-        return {"reason": f"{type(error).__name__}: {device.first_line(error)}"[:400]}
+    return {"rows": rows}
 
 
 if __name__ == "__main__":
-    worker_pool.serve(_answer)
+    worker_pool.serve(process.answer_with(_measure))

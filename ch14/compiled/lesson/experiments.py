@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 
-from ch14.compiled.lesson import decoder_timing, executed_instructions, reading, worker, workloads
+from ch14.compiled.lesson import decoder_timing, executed_instructions, process, reading, worker, workloads
 from ch14.compiled.lesson.workloads import TUNED
 from tilelab.measure import bench, profiler
 from tilelab.records import results
@@ -34,7 +34,7 @@ COUNTED = ("UTMALDG", "UTMASTG", "LDGSTS")  # the instructions that the tables s
 
 def source() -> str:
     """Return the hash of what is run: the workloads and modes, and how they are compiled, checked, timed and read."""
-    return provenance.source_hash(workloads, worker, reading)
+    return provenance.source_hash(workloads, worker, process, reading)
 
 
 _experiment = functools.partial(results.experiment, source=source)
@@ -42,10 +42,10 @@ _experiment = functools.partial(results.experiment, source=source)
 
 def measure_cases(cases=CASES) -> list[dict]:
     """Return the rows of worker.measure_modes for `cases`, with the generated code and all candidates."""
-    with worker_pool.lease_worker(worker.MODULE, worker.WHAT) as process:
-        worker.ask(process, "start", 120, where="cuda")
-        rows = [row for case in cases for row in worker.measure_modes(process, *case)]
-        process.stop()  # frees its memory on the GPU
+    with worker_pool.lease_worker(worker.MODULE, worker.WHAT) as compiler:
+        worker.ask(compiler, "start", 120, where="cuda")
+        rows = [row for case in cases for row in worker.measure_modes(compiler, *case)]
+        compiler.stop()  # frees its memory on the GPU
     return rows
 
 
@@ -119,8 +119,8 @@ def make_table(rows: list[dict], counters: list[dict]) -> list[dict]:
 def check_correctness() -> list[dict]:
     """Check SMALL against float64 now: compiled for the GPU, or for the CPU if there is none."""
     where = workloads.device_here()
-    with worker_pool.lease_worker(worker.MODULE, worker.WHAT) as process:
-        return [row for case in SMALL for row in worker.measure_modes(process, *case, where, timed=False)]
+    with worker_pool.lease_worker(worker.MODULE, worker.WHAT) as compiler:
+        return [row for case in SMALL for row in worker.measure_modes(compiler, *case, where, timed=False)]
 
 
 # ---- what the lesson's tables show
