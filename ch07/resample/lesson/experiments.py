@@ -228,19 +228,9 @@ def profile_kernels(kernels, shape=PROFILED, dtype=torch.bfloat16, report: str |
 
     Its report is kept in the file `report` (.ncu-rep), if one is named. Raises profiler.ProfilerUnavailable.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "ch07.resample",
-        "--mode",
-        "single_run",
-        "--kernel",
-        ",".join(kernels),
-        "--shape",
-        ",".join(map(str, shape)),
-        "--dtype",
-        str(dtype)[6:],
-    ]
+    sizes, names = (",".join(map(str, each)) for each in (shape, kernels))
+    options = f"--mode single_run --kernel {names} --shape {sizes} --dtype {str(dtype)[6:]}"
+    command = [sys.executable, "-m", "ch07.resample", *options.split()]
     return [
         {"shape": list(shape), "dtype": str(dtype)[6:], "status": "ok", **row}
         for row in profiler.profile_kernels(command, kernels, METRICS, report)

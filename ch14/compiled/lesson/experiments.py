@@ -22,13 +22,6 @@ CASES = (
     ("causal attention", LONG, ("cuDNN", "flash", "flex", "flex-tma", "flex-max-autotune", "course")),
     ("attention", (1, 16, 16, 2048, 128), ("cuDNN", "flash", "efficient", "math")),
 )
-# Ragged shapes, small enough for a CPU.
-SMALL = (
-    ("matmul", (333, 136, 200), ("eager", "default")),
-    ("mlp", (77, 136, 200), ("eager", "default")),
-    ("attention", (2, 4, 2, 77, 64), ("eager", "default")),
-    ("causal attention", (1, 4, 4, 300, 64), ("eager", "default", "flex")),
-)
 COUNTED = ("UTMALDG", "UTMASTG", "LDGSTS")  # the instructions that the tables show
 
 
@@ -114,13 +107,6 @@ def make_table(rows: list[dict], counters: list[dict]) -> list[dict]:
         counted = {key: main[key] for key in ("proof", *COUNTED)}
         table.append({**row, "winner": winner, "main": main["kernel"], **counted})
     return table
-
-
-def check_correctness() -> list[dict]:
-    """Check SMALL against float64 now: compiled for the GPU, or for the CPU if there is none."""
-    where = workloads.device_here()
-    with worker_pool.lease_worker(worker.MODULE, worker.WHAT) as compiler:
-        return [row for case in SMALL for row in worker.measure_modes(compiler, *case, where, timed=False)]
 
 
 # ---- what the lesson's tables show

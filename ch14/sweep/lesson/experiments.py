@@ -169,23 +169,12 @@ def run_faults():
     with tempfile.TemporaryDirectory() as folder:
         engine = Sweep(faults.configs(), faults.FaultSpace(folder=folder), limit_s=5)
         rows = [
-            {
-                "kernel": row["kernel"],
-                "status": row["status"],
-                "reason": row["reason"].replace(folder, ""),
-                "ms": row.get("ms"),
-            }
+            {key: row.get(key) for key in ("kernel", "status", "ms")}
+            | {"reason": row["reason"].replace(folder, "")}
             for row in engine.finish()
         ]
-    return rows + [
-        {
-            "kernel": "(the sweep)",
-            "status": "ok",
-            "reason": "",
-            "restarts": engine.restarts,
-            "seconds": engine.elapsed_s,
-        }
-    ]
+    whole = {"kernel": "(the sweep)", "status": "ok", "reason": ""}
+    return [*rows, whole | {"restarts": engine.restarts, "seconds": engine.elapsed_s}]
 
 
 def autotune_one_fault(fault: str) -> dict:
