@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -175,6 +176,25 @@ def run_snippet(code: str, limit_s: float) -> tuple[int | None, str, str]:
         finally:
             run.kill()
     return run.returncode, output.decode(errors="replace"), errors.decode(errors="replace")
+
+
+def try_snippet(code: str, limit_s: float) -> str:
+    """Run `code` as `run_snippet` does; return the last line that it printed, or how it ended.
+
+    That is its CUDA error, or the last line of its errors.
+    """
+    status, output, errors = run_snippet(code, limit_s)
+    if status is None:
+        return f"no answer within {limit_s:g} s"
+    said = output if status == 0 else errors or output
+    lines = [line for line in said.splitlines() if line.strip()] or [f"exit status {status}"]
+    return next((line[line.index("CUDA error") :] for line in lines if "CUDA error" in line), lines[-1])
+
+
+def try_rows(code: str, limit_s: float) -> dict:
+    """Return the row that `code` prints as JSON (see `try_snippet`), or {status, reason} of how its process ended."""
+    said = try_snippet(code, limit_s)
+    return json.loads(said) if said.startswith("{") else {"status": "failed", "reason": said[:300]}
 
 
 def can_sanitize() -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import statistics
 import time
 from collections.abc import Iterable
@@ -354,18 +353,11 @@ def try_fault(fault: str) -> dict:
 
 def run_fault(fault: str, limit_s: float = 10) -> dict:
     """Return what `try_fault` returns in a process of its own, or how that process ended."""
-    status, output, errors = check.run_snippet(
+    return check.try_rows(
         "import json; from ch10.wgmma_gemm.lesson import experiments; "
         f"print(json.dumps(experiments.try_fault({fault!r})))",
         limit_s,
     )
-    if status is None:
-        return {"status": "failed", "reason": f"no answer within {limit_s:g} s"}
-    if status == 0:
-        return json.loads(output)
-    lines = errors.splitlines() or [f"exit status {status}"]
-    reason = next((line for line in lines if "CUDA error" in line), lines[-1])
-    return {"status": "failed", "reason": reason[:300]}
 
 
 @experiment("ch10_gemm_broken", source=lambda: source(fault_patches))

@@ -425,19 +425,6 @@ def test_a_ring_runs_in_a_process_of_its_own(monkeypatch):
     )  # by the build of torch
 
 
-@pytest.mark.parametrize(
-    "found, status, reason",
-    [
-        ((None, "", ""), "failed", "no answer within 10 s"),
-        ((-11, "", ""), "failed", "its process ended with status -11"),
-        ((0, '{"status": "ok", "reason": "right"}', ""), "ok", "right"),
-    ],
-)
-def test_the_end_of_a_process_is_a_row(monkeypatch, found, status, reason):
-    monkeypatch.setattr(check, "run_snippet", lambda code, limit_s: found)
-    assert experiments._run_in_process(0) == {"status": status, "reason": reason}
-
-
 def test_a_fault_is_a_line_of_the_kernel():
     whole = bulk_copy.SOURCE.read_text()
     for _, _, fault in experiments.broken_cases():
