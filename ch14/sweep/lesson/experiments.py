@@ -296,6 +296,7 @@ def measure_gpus():
         tune.choose_candidates,
         quick,
         gemm_sweep.tuned_configs.__wrapped__,
+        gemm_sweep.list_families,
         gemm_sweep.suits,
         measure_regret.__wrapped__,
     ),
