@@ -113,19 +113,10 @@ def judge_maps(maps: list[TiledMap], address: int) -> list[dict]:
         broken, answer = made.broken_map_rules(), map_report.encode(made, address)[0]
         too_large = made.box_bytes > here.smem_per_block
         agrees = (answer == "CUDA_SUCCESS") == (not broken and not too_large)
-        rows.append(
-            {
-                "name": f"map {number}",
-                **dataclasses.asdict(made),
-                "rules": broken,
-                "too_large": too_large,
-                "overlaps": _overlaps(made),
-                "driver": answer,
-                "agrees": agrees,
-                "status": "ok" if agrees else "wrong",
-                "reason": "" if agrees else f"the driver says {answer}, and {len(broken)} rules are broken",
-            }
-        )
+        row = {"name": f"map {number}", **dataclasses.asdict(made), "rules": broken, "too_large": too_large}
+        row |= {"overlaps": _overlaps(made), "driver": answer, "agrees": agrees}
+        reason = "" if agrees else f"the driver says {answer}, and {len(broken)} rules are broken"
+        rows.append(row | {"status": "ok" if agrees else "wrong", "reason": reason})
     return rows
 
 
@@ -175,13 +166,14 @@ class Read:
     @property
     def size(self) -> int:
         """The bytes that each lane reads."""
-        return explorer.elements_read(*self.box, self.itemsize, self.access, self.lane_bytes, self.first)[
-            1
-        ] * (self.itemsize)
+        return self._read()[1] * self.itemsize
 
     def lanes(self) -> list[tuple[int, int]]:
         """Return the element (row, column) at which each lane starts to read."""
-        return explorer.elements_read(*self.box, self.itemsize, self.access, self.lane_bytes, self.first)[0]
+        return self._read()[0]
+
+    def _read(self) -> tuple[list[tuple[int, int]], int]:
+        return explorer.elements_read(*self.box, self.itemsize, self.access, self.lane_bytes, self.first)
 
     def addresses(self) -> list[int]:
         """Return the address at which each lane reads, from the start of the box."""
@@ -302,13 +294,7 @@ def count_reads() -> list[dict]:
         per_read = (row["wavefronts"] or row["all_wavefronts"]) / REPEATS
         expected = read.wavefronts()
         agrees = round(per_read) == expected
-        row |= {
-            "access": read.access,
-            "itemsize": read.itemsize,
-            "box": list(read.box),
-            "swizzle": read.swizzle,
-        }
-        row |= {"lane_bytes": read.size, "lanes": len(read.lanes()), "first": list(read.first)}
+        row |= dataclasses.asdict(read) | {"lane_bytes": read.size, "lanes": len(read.lanes())}
         row |= {"expected": expected, "counted": per_read, "agrees": agrees}
         rows.append(row | {"status": "wrong" if wrong else "ok", "reason": wrong})
     return rows

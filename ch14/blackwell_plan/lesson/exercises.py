@@ -72,22 +72,12 @@ def compile_versions(versions: dict[tuple, tuple[Callable, str, str]], keys: Seq
     for key, job in jobs.items():
         made = reports[id(job)]
         name, count = tensor_core_instruction(made.ptx or "")
-        rows.append(
-            dict(zip(keys, key))
-            | {
-                "instruction": name,
-                "block-scaled": "yes" if "block_scale" in name else "no",
-                "products": count,
-            }
-            | {column: (made.ptx or "").count(text) for column, text in COUNTED.items()}
-            | {
-                "shared bytes": made.smem,
-                "TMEM columns": made.tmem,
-                "spills": made.spills,
-                "status": made.status,
-                "reason": device.first_line(made.reason) if made.reason else "",
-            }
-        )
+        row = dict(zip(keys, key)) | {"instruction": name, "products": count}
+        row |= {"block-scaled": "yes" if "block_scale" in name else "no"}
+        row |= {column: (made.ptx or "").count(text) for column, text in COUNTED.items()}
+        row |= {"shared bytes": made.smem, "TMEM columns": made.tmem, "spills": made.spills}
+        reason = device.first_line(made.reason) if made.reason else ""
+        rows.append(row | {"status": made.status, "reason": reason})
     return rows
 
 

@@ -226,29 +226,18 @@ def _measure(sizes: Sizes = LLAMA_3_8B) -> dict:
         except torch.AcceleratorError:
             raise
         except Exception as error:
-            facts[name] = {
-                "status": "failed",
-                "reason": f"{type(error).__name__}: {device.first_line(error)}"[:300],
-            }
+            reason = f"{type(error).__name__}: {device.first_line(error)}"[:300]
+            facts[name] = {"status": "failed", "reason": reason}
     rows, times = [], {tokens: _time(functions, sizes, tokens, weights) for tokens in TOKENS}
     for i, (tokens, (replayed, called)) in enumerate(times.items()):
         for name in VARIANTS:
-            row = {
-                "name": name,
-                "workload": "decoder block",
-                "tokens": tokens,
-                "dtype": "fp8" if "fp8" in name else "bf16",
-                "shape": [1, tokens, sizes.hidden],
-            }
+            row = {"name": name, "workload": "decoder block", "tokens": tokens}
+            row |= {"dtype": "fp8" if "fp8" in name else "bf16", "shape": [1, tokens, sizes.hidden]}
             if name in functions:
                 row |= replayed[name].row()
-                row |= {
-                    "call_ms": called[name].ms,
-                    "call_ratio": called[name].ratio,
-                    "call_spread": called[name].spread,
-                    "error": facts[name]["errors"][i],
-                    **_profile(functions[name], inputs[i], called[name].ms),
-                }
+                plain = called[name]
+                row |= {"call_ms": plain.ms, "call_ratio": plain.ratio, "call_spread": plain.spread}
+                row |= {"error": facts[name]["errors"][i], **_profile(functions[name], inputs[i], plain.ms)}
             kept = {key: value for key, value in facts[name].items() if key != "errors" and value is not None}
             if kept["status"] == "ok":  # else the timing's status would hide a wrong result
                 kept["status"] = row["status"]

@@ -149,14 +149,8 @@ def measure():
         # after a kernel that faults, the next request starts a new process
         for index, case in enumerate(CASES):
             answer = worker.ask({"index": index}, LIMIT_S)
-            rows.append(
-                case.describe()
-                | (
-                    answer
-                    if "status" in answer
-                    else {"status": "failed", "reason": answer.get("reason", "the process died")}
-                )
-            )
+            died = {"status": "failed", "reason": answer.get("reason", "the process died")}
+            rows.append(case.describe() | (answer if "status" in answer else died))
         worker.stop()  # frees its memory on the GPU
     return rows
 
@@ -209,22 +203,13 @@ def _measure(index: int) -> dict:
         error = check.relative_error(functions[name](*inputs), expected)
         limit = 4 * check.TOLERANCE[torch.bfloat16]  # a result of several operations is rounded several times
         if error > limit:
-            return {
-                "status": "wrong",
-                "reason": f"{name}: the error {error:.1e} is above {limit:.1e}",
-                **found["descriptors"],
-            }
+            reason = f"{name}: the error {error:.1e} is above {limit:.1e}"
+            return {"status": "wrong", "reason": reason, **found["descriptors"]}
     del expected
     candidates = {name: functools.partial(functools.partial, each) for name, each in functions.items()}
-    timed = bench.compare(
-        candidates,
-        functools.partial(_make_inputs, case),
-        "pointers",
-        nbytes=case.nbytes,
-        rounds=12,
-        warm_s=0.1,
-        burst_ms=2.0,
-    )["descriptors"]
+    timing = {"nbytes": case.nbytes, "rounds": 12, "warm_s": 0.1, "burst_ms": 2.0}
+    timed = bench.compare(candidates, functools.partial(_make_inputs, case), "pointers", **timing)
+    timed = timed["descriptors"]
     kept = {key: value for key, value in timed.row().items() if key not in ("name", "peer")}
     return kept | found["descriptors"] | {"peer_blocks": found["pointers"]["blocks"]}
 

@@ -64,28 +64,22 @@ def measure_modes(
             found = ask(worker, "compile", LIMIT_S, mode=mode, folder=f"{folder}/{caches[mode]}", **case)
             if timed_by:
                 found.pop("compile_s", None)
-            rows.append(
-                {
-                    "name": mode,
-                    "workload": family,
-                    "shape": list(shape),
-                    "dtype": "bf16",
-                    "status": "failed",
-                    **({"caches": caches[mode]} if mode in COMPILED else {}),
-                    **found,
-                }
-            )
-            rows[-1].pop("died", None)
+            found.pop("died", None)
+            row = {
+                "name": mode,
+                "workload": family,
+                "shape": list(shape),
+                "dtype": "bf16",
+                "status": "failed",
+            }
+            rows.append(row | ({"caches": caches[mode]} if mode in COMPILED else {}) | found)
         ran = [row["name"] for row in rows if row["status"] == "ok"]
         if timed and ran:
             answer = ask(worker, "time", LIMIT_S, modes=ran, folder=folder, **case)
+            failed = {"status": "failed", "reason": answer.get("reason", "")}
             for row in rows:
                 if row["name"] in ran:
-                    row |= (
-                        answer["rows"][row["name"]]
-                        if "rows" in answer
-                        else {"status": "failed", "reason": answer["reason"]}
-                    )
+                    row |= answer["rows"][row["name"]] if "rows" in answer else failed
     return rows
 
 

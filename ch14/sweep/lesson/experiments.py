@@ -239,13 +239,8 @@ def _cancel_sweep(configs, space, during: str, after: int) -> dict:
         engine.finish()
         answered_ms = (time.monotonic() - begun) * 1e3
         came = {key for key, row in engine.rows.items() if "recorded" in row}
-        return {
-            "during": during,
-            "answered_ms": answered_ms,
-            "rows": len(came),
-            "status": "ok",
-            "lost": len(came - set(journal.rows())),
-        }
+        counts = {"rows": len(came), "lost": len(came - set(journal.rows()))}
+        return {"during": during, "answered_ms": answered_ms, "status": "ok", **counts}
 
 
 def _resident_mib() -> float:
@@ -260,15 +255,8 @@ def measure_memory():
     for side in (1024, 1280, 1536, 1792, 2048, 2304):
         some = grid()[: 500 - len(rows)]
         rows += [row["status"] for row in Sweep(some, GemmSpace((side, side, side))).finish()]
-    return [
-        {
-            "configurations": len(rows),
-            "measured": rows.count("ok"),
-            "before_mib": before,
-            "after_mib": _resident_mib(),
-            "status": "ok",
-        }
-    ]
+    memory = {"before_mib": before, "after_mib": _resident_mib()}
+    return [{"configurations": len(rows), "measured": rows.count("ok"), **memory, "status": "ok"}]
 
 
 @_experiment(
