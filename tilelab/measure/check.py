@@ -197,6 +197,13 @@ def try_rows(code: str, limit_s: float) -> dict:
     return json.loads(said) if said.startswith("{") else {"status": "failed", "reason": said[:300]}
 
 
+def require_right(rows: dict[str, dict]) -> None:
+    """Raise AssertionError, which gives the reasons, unless each of the rows {name: row} is "ok"."""
+    wrong = [f"{name}: {row['reason']}" for name, row in rows.items() if row["status"] != "ok"]
+    if wrong:
+        raise AssertionError("; ".join(wrong))
+
+
 def can_sanitize() -> bool:
     """Return whether this machine has a GPU with TMA, and compute-sanitizer."""
     return device.current().has_tma and shutil.which("compute-sanitizer") is not None

@@ -125,13 +125,9 @@ def verify(op: str, config, shape: tuple[int, ...], dtype=torch.float32, fill: s
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
     """Run every `shares`-th configuration on small, ragged shapes under a sanitizer; AssertionError if one is wrong."""
-    wrong = []
     for op, name, config in every_config()[share::shares]:
         for shape in ((33, 31), (100, 260)) if DIMENSIONS[op] == 2 else ((3, 33, 70), (5, 10, 256)):
-            row = verify(op, config, shape)
-            wrong += [f"{name} {shape}: {row['reason']}"] if row["status"] != "ok" else []
-    if wrong:
-        raise AssertionError("; ".join(wrong))
+            check.require_right({f"{name} {shape}": verify(op, config, shape)})
 
 
 @results.experiment("ch10_tile_check", source)
