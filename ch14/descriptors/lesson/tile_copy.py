@@ -34,13 +34,11 @@ class CopyConfig:
 
 
 _TILES = {
-    "conservative": "128,128,8,4 64,128,4,3 128,64,4,3 256,256,16,5 256,128,8,5",
-    "proposed": "256,256,16,5 256,128,8,5 128,256,8,5 128,128,8,4 64,128,4,3",
-    "course": "32,128,4,1 64,64,4,1 8,1024,4,1 4,2048,4,1",
+    "conservative": ((128, 128, 8, 4), (64, 128, 4, 3), (128, 64, 4, 3), (256, 256, 16, 5), (256, 128, 8, 5)),
+    "proposed": ((256, 256, 16, 5), (256, 128, 8, 5), (128, 256, 8, 5), (128, 128, 8, 4), (64, 128, 4, 3)),
+    "course": ((32, 128, 4, 1), (64, 64, 4, 1), (8, 1024, 4, 1), (4, 2048, 4, 1)),
 }
-SETS = {
-    name: [CopyConfig(*map(int, tile.split(","))) for tile in tiles.split()] for name, tiles in _TILES.items()
-}
+SETS = {name: [CopyConfig(*tile) for tile in tiles] for name, tiles in _TILES.items()}
 
 
 @triton.jit
