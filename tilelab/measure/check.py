@@ -179,10 +179,7 @@ def run_snippet(code: str, limit_s: float) -> tuple[int | None, str, str]:
 
 
 def try_snippet(code: str, limit_s: float) -> str:
-    """Run `code` as `run_snippet` does; return the last line that it printed, or how it ended.
-
-    That is its CUDA error, or the last line of its errors.
-    """
+    """Run `code` as `run_snippet` does; return the last line that it printed, its CUDA error, or its last error."""
     status, output, errors = run_snippet(code, limit_s)
     if status is None:
         return f"no answer within {limit_s:g} s"

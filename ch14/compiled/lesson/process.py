@@ -1,4 +1,4 @@
-"""What the processes that compile have in common: caches of their own, and an answer also after an error."""
+"""Give each process that compiles caches of its own, and an answer also after an error."""
 
 from __future__ import annotations
 
