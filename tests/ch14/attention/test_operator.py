@@ -116,12 +116,9 @@ def test_bad_input_gets_one_sentence():
     refused("k and v must be", ("k", k.repeat(2, 1, 1, 1)), ("v", v.repeat(2, 1, 1, 1)))
     refused("64 or 128", *zip("qkv", (each[..., :32].contiguous() for each in (q, k, v))))
     refused("multiple of those of k", *zip("kv", (each.repeat(1, 2, 1, 1)[:, :3] for each in (k, v))))
-    refused("strides", ("q", q.mT.contiguous().mT))
     refused("strides", *zip("kv", (each[:, :1].expand(-1, 2, -1, -1) for each in (k, v))))
-    refused("16 bytes", ("q", torch.cat([q.flatten(), q.flatten()])[1 : 1 + q.numel()].view(q.shape)))
     for scale in (float("nan"), 0, -1, 1e29, "0.1", torch.tensor(0.1)):
         refused("2.-100 to 2.20", scale=scale)
-    refused("unknown configuration 'fast'; choose best, plain", config="fast")
     refused(
         "overlaps itself",
         out=torch.as_strided(torch.zeros(800, dtype=DTYPE, device=q.device), q.shape, (400, 200, 8, 1)),

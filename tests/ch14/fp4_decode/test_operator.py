@@ -271,8 +271,6 @@ def test_bad_input_gets_one_sentence():
     refused("x must be a torch.Tensor; it is a list", ("x", [1.0]))
     refused("x must be bfloat16; it is float32", ("x", x.float()))
     refused("weight must be uint8; it is int8", ("weight", weight.to(torch.int8)))
-    refused("scales must be 20 x 2; it is 2", ("scales", scales[0]))
-    refused("x must be contiguous", ("x", x.T.contiguous().T))
     refused("weight must be contiguous", ("weight", torch.cat([weight, weight], 1)[:, ::2]))
     refused("all tensors must be on one device; scales is on meta", ("scales", scales.to("meta")))
     with pytest.raises(RuntimeError, match="tiles::decode has no backward pass: dequantise"):
@@ -280,10 +278,8 @@ def test_bad_input_gets_one_sentence():
     refused(
         "x must start .* it starts 2 bytes past one", ("x", torch.cat([x, x]).flatten()[1:257].view(4, 64))
     )
-    refused("weight must start", ("weight", torch.cat([weight, weight]).flatten()[1:641].view(20, 32)))
     refused("x has 65 tokens; decode takes 1 to 64", ("x", case(65, 1, 64)[0]))
     refused("K is 48 and N is 20; K must be a multiple of 32", ("x", x[:, :48].contiguous()))
-    refused("weight must be 20 x 32; it is 20 x 16", ("weight", weight[:, :16].contiguous()))
     refused("scales must be 20 x 2; it is 19 x 2", ("scales", scales[:19]))
     refused("out must be 4 x 20; it is 4 x 19", out=torch.empty(4, 19, dtype=torch.bfloat16, device=WHERE))
     refused("out lies in the memory of x", ("x", x), out=x.flatten()[:80].view(4, 20))
@@ -292,7 +288,6 @@ def test_bad_input_gets_one_sentence():
         ("weight", weight),
         out=weight.flatten()[:160].view(torch.bfloat16).view(4, 20),
     )
-    refused("unknown configuration 'fast'; choose best, 128×2048", config="fast")
 
 
 def test_no_tokens_are_no_error():
