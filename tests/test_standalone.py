@@ -55,9 +55,8 @@ def test_a_fault_is_found(file, change, tmp_path):
 @pytest.mark.parametrize("file", FILES)
 def test_it_needs_nothing_of_the_course(file, tmp_path):
     text = (FOLDER / f"{file}.cu").read_text()
-    assert {"cuda.h", "cuda_runtime.h", "stdint.h", "stdio.h", "stdlib.h"} >= set(
-        re.findall(r"#include <(.*)>", text)
-    )
+    found = {"cuda.h", "cuda_runtime.h", "stdint.h", "stdio.h", "stdlib.h"}
+    assert found >= set(re.findall(r"#include <(.*)>", text))
     assert '#include "' not in text
     assert all(kernel.cubin for kernel in cuda_magic.find_kernels(text, target="sm_90a").values())  # by NVRTC
     build = re.match(r"// (nvcc .*) && ", text)[1]
@@ -66,8 +65,6 @@ def test_it_needs_nothing_of_the_course(file, tmp_path):
         subprocess.run(build, shell=True, check=True, cwd=tmp_path, capture_output=True)
         assert (tmp_path / re.search(r"-o (\w+)", build)[1]).is_file()
 
-
-# ---- in Triton
 
 GEMM = FOLDER / "descriptor_gemm.py"
 

@@ -37,10 +37,6 @@ PHRASES = {
     "epilogue_subtile": "{} subtiles",
     "fused": "fused",
 }
-_OLD_NAME = re.compile(
-    r"(?P<kernel>[a-z]+) (?P<block_m>\d+),(?P<block_n>\d+),(?P<block_k>\d+),(?P<num_warps>\d+),(?P<num_stages>\d+)"
-    r"( /(?P<epilogue_subtile>\d))?(?P<fused> fused)?"
-)
 
 
 @dataclass(frozen=True)
@@ -114,8 +110,8 @@ class NativeConfig:
 
 
 def parse(text: str) -> NativeConfig:
-    """Return the configuration of a name, as `NativeConfig.name` says it or in the old spelling, "native 128,256,…"."""
-    return NativeConfig(**spoken.read(text, PHRASES, _OLD_NAME))
+    """Return the configuration of a name, as `NativeConfig.name` says it."""
+    return NativeConfig(**spoken.read(text, PHRASES))
 
 
 def _lookup(form: str | number_formats.BlockFormat) -> number_formats.BlockFormat:

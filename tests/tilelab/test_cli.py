@@ -119,10 +119,8 @@ def test_options_are_converted():
     options = make().parse(["--size", "100,1", "--kind", "two", "--target", "sm_90a"])
     assert (options.size, options.count, options.kind, options.target) == ((100, 1), 2, 2, "sm_90a")
     assert options.given == {"size", "kind", "target"} and options.configs == {"first": 1, "second": 2}
-    assert [make().parse(["--variant", name]).configs for name in ("best", "second")] == [
-        {"first": 1},
-        {"second": 2},
-    ]
+    found = [make().parse(["--variant", name]).configs for name in ("best", "second")]
+    assert found == [{"first": 1}, {"second": 2}]
     for text in ("", "4096,", "a,b", "1.5,1", "0,1", "-4,1", "4096", "9,9,9", "²,1", "1," + "1" * 4301):
         with pytest.raises(ValueError, match="must be R,C, each from 1 to 100; it is ") as caught:
             cli.parse_sizes(text, "R,C", 100)
@@ -149,10 +147,8 @@ def test_only_what_is_right_is_timed_and_what_cannot_run_is_a_row(capsys, monkey
     )
     assert command.main(["--json", "-"]) == 1
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [(row["name"], row["config"], row["status"], row.get("ms")) for row in rows] == [
-        ("first", "1", "ok", 1.0),
-        ("second", "2", "wrong", None),
-    ]
+    found = [(row["name"], row["config"], row["status"], row.get("ms")) for row in rows]
+    assert found == [("first", "1", "ok", 1.0), ("second", "2", "wrong", None)]
     assert command.main(["--count", "3", "--json", "-"]) == 2
     (_, row) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["status"], row["reason"]) == ("unsupported", "not on sm_90a")
@@ -169,10 +165,8 @@ def test_configurations_are_compiled_in_parallel_and_come_in_order(capsys, monke
     )
     assert command.main(["--target", "sm_100a", "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [(row["name"], row["said"], row["target"]) for row in rows] == [
-        ("first", "1", "sm_100a"),
-        ("second", "2", "sm_100a"),
-    ]
+    found = [(row["name"], row["said"], row["target"]) for row in rows]
+    assert found == [("first", "1", "sm_100a"), ("second", "2", "sm_100a")]
 
 
 @pytest.mark.parametrize("shown", ["one line", "x" * 10**6], ids=["short", "long"])
@@ -201,13 +195,13 @@ def run_main(body, **options):
     )
 
 
-def test_an_output_with_few_characters_gets_others_like_them():
+def test_an_output_with_few_characters_gets_question_marks():
     for env in (
         {"PYTHONIOENCODING": "ascii"},
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     ):
         done = run_main(f"print({ascii('4 × 5 µs ≥ 1 … 漢')})", stdout=subprocess.PIPE, env=env)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "4 x 5 us >= 1 ... ?\n", "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "4 ? 5 ?s ? 1 ? ?\n", "")
 
 
 def test_an_output_that_is_closed_from_the_start_is_quiet():

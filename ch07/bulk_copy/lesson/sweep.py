@@ -19,6 +19,7 @@ def grid(op: str) -> list[BulkConfig]:
         BulkConfig("loads", each, 16 * each * vectors)
         for each in (128, 256, 512, 1024)
         for vectors in (1, 2, 4)
+        if each * vectors <= 2048
     ]
     for chunk_bytes, stages, chunks in itertools.product(
         (2048, 4096, 8192, 16384), (1, 2, 4, 8), (0, 1, 2, 8, 32)
@@ -88,5 +89,9 @@ class BulkSpace(Space):
 
 @results.experiment("ch07_bulk_sweep", source)
 def measure_sweep():
-    """Measure the grid of both operators with the sweep engine."""
-    return [row for op in OPS for row in record_rows(grid(op), BulkSpace((LARGE // 2,), op))]
+    """Measure the grid and the course's configurations of both operators with the sweep engine."""
+    return [
+        row
+        for op in OPS
+        for row in record_rows([*grid(op), *configs(op).values()], BulkSpace((LARGE // 2,), op))
+    ]

@@ -256,7 +256,9 @@ def check_decode(kernel) -> None:
     assert not fault, f"with scales near 2^-40, where large sums cancel, {fault}"
     report = lesson.compile_launch(prepare, make_tokens((16, 128, 512), "cpu"), "sm_90a")
     assert report.launchable, report.reason
-    assert report.counts["wgmma"], "the tensor core must multiply: use tl.dot on bfloat16"
+    assert report.counts["wgmma"], (
+        "it must multiply by wgmma: tl.dot with the weights, in bf16, as first operand"
+    )
 
 
 CHECKS = {"Exercise 1": check_column, "Exercise 2": check_value, "Exercise 3": check_decode}

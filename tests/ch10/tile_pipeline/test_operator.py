@@ -53,7 +53,6 @@ def new(*shape, dtype=torch.float32, **rest):
     "op, x, y, out, message",
     [
         ("copy", [1.0], None, new(4, 4), "x must be a torch.Tensor; it is a list"),
-        ("copy", new(4), None, new(4), "x must be a matrix; its shape is"),
         ("accumulate", new(4, 4), None, new(4, 4), "x must be a tensor of 3 dimensions"),
         ("transpose", new(4, 8), None, new(4, 8), "out must be 8 x 4; it is 4 x 8"),
         (
@@ -63,9 +62,7 @@ def new(*shape, dtype=torch.float32, **rest):
             new(4, 4),
             "copy has no backward pass and x requires a gradient",
         ),
-        ("copy", new(4, 4), None, new(4, 4, dtype=torch.int32), "out must be float32; it is int32"),
         ("add_shared", BATCH, new(8, 60), new(2, 8, 64), "y must be 8 x 64; it is 8 x 60"),
-        ("add_shared", BATCH, None, new(2, 8, 64), "y must be a torch.Tensor; it is a NoneType"),
         ("copy", ROOM, ROOM, new(16, 64), "y is for add_shared; copy takes none"),
         (
             "copy",
@@ -88,24 +85,8 @@ def new(*shape, dtype=torch.float32, **rest):
             new(8, 8, dtype=torch.half),
             "x must be float32; it is float16",
         ),
-        (
-            "copy",
-            new(4, 6),
-            None,
-            new(4, 6),
-            "a row of x must take a multiple of 16 bytes; its stride is 24 bytes",
-        ),
         ("copy", ROOM[:, :6], None, new(16, 6), "a row of out must take a multiple of 16 bytes"),
-        (
-            "copy",
-            ROOM[:, 1:5],
-            None,
-            new(16, 4),
-            "x must start at a multiple of 16 bytes; it starts 4 bytes past one",
-        ),
         ("copy", ROOM.T, None, new(64, 16), "x must be stored row by row"),
-        ("copy", new(1, 8).expand(4, 8), None, new(4, 8), "the rows of x overlap"),
-        ("copy", new(4, 8), None, new(64).as_strided((4, 8), (4, 1)), "the rows of out overlap"),
         (
             "add_shared",
             new(3, 16, 16),
@@ -113,15 +94,7 @@ def new(*shape, dtype=torch.float32, **rest):
             new(999).as_strided((3, 16, 16), (16, 16, 1)),
             "out overlaps itself",
         ),
-        ("accumulate", new(999).as_strided((3, 16, 16), (16, 16, 1)), None, new(16, 16), "x overlaps itself"),
         ("copy", ROOM[:8], None, ROOM[4:12], "out lies in the memory of x: give it memory of its own"),
-        (
-            "add_shared",
-            new(2, 8, 64),
-            BATCH[0],
-            BATCH,
-            "out lies in the memory of y: give it memory of its own",
-        ),
     ],
 )
 def test_bad_tensor_is_one_sentence(op, x, y, out, message):
@@ -133,11 +106,6 @@ def test_bad_tensor_is_one_sentence(op, x, y, out, message):
 @pytest.mark.parametrize(
     "op, arguments, message",
     [
-        (
-            "copy",
-            {"config": "fastest"},
-            "unknown configuration 'fastest'; choose best, single, .*, or pass a TileConfig",
-        ),
         ("copy", {"config": configs("stencil")["warp"]}, "config must be for copy; it is for stencil"),
         ("move", {}, "unknown operation 'move'; choose copy, "),
         ("copy", {"fill": "nan"}, "fill is for the stencil, which alone reads outside of x; copy has 'nan'"),
@@ -289,12 +257,10 @@ def test_nothing_to_do():
     assert tile_pipeline.copy(empty).shape == (0, 8) and tile_pipeline.transpose(empty).shape == (8, 0)
     assert tile_pipeline.stencil(empty, 1.0, 1.0).shape == (0, 8)
     assert not tile_pipeline.accumulate(torch.zeros(0, 4, 8, device="cuda")).any()
-    assert (
-        tile_pipeline.add_shared(
-            torch.zeros(0, 4, 8, device="cuda"), torch.zeros(4, 8, device="cuda")
-        ).numel()
-        == 0
-    )
+    found = tile_pipeline.add_shared(
+        torch.zeros(0, 4, 8, device="cuda"), torch.zeros(4, 8, device="cuda")
+    ).numel()
+    assert found == 0
 
 
 @pytest.mark.gpu

@@ -71,17 +71,7 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
             "specialised", 192, 48, 3, consumers=3, cluster=2, persistent=True, epilogue_subtile=3, group_m=4
         ),
         CLUSTER,
-        rarely(
-            WgmmaConfig(
-                "specialised", 128, 96, 3, consumers=2, cluster=4, persistent=True, epilogue_subtile=3
-            )
-        ),
         WgmmaConfig("specialised", 64, 16, 3, cluster=2, persistent=True, swap=True, boxes_per_stage=2),
-        rarely(
-            WgmmaConfig(
-                "specialised", 128, 32, 3, consumers=2, cluster=4, persistent=True, swap=True, group_m=2
-            )
-        ),
         WIDE,
         rarely(
             WgmmaConfig(

@@ -36,7 +36,6 @@ def emulate(shape, causal: bool, splits: int, seed: int = 0) -> float:
             BLOCK_M=ROWS,
             BLOCK_N=128,
             STAGES=2,
-            EARLY=False,
         )
     if parts is not None:
         parts = parts.view(b, hk, blocks, splits, -1)

@@ -42,9 +42,6 @@ def half_an_ulp(out, reference, sums=4e-6):
     return bool(((out.double() - reference).abs() <= unit / 2 + sums * reference.abs().max()).all())
 
 
-# ---- the choice
-
-
 def expected(form_a, form_b, target):
     """Return the path or the type of the refusal, for sizes that suit all."""
     if form_a == "bf16":
@@ -107,9 +104,6 @@ def test_ragged_rows_of_c_are_not_for_tma():
     assert blockscaled.choose_path("nvfp4", "nvfp4", (7, 40, 48), "sm_100a") == "emulated"
     assert blockscaled.choose_path("nvfp4", "nvfp4", (7, 40, 96), "sm_100a") == "native"
     assert "multiple of 8" in blockscaled.explain_path("mxfp4", "sm_100a", "emulated")
-
-
-# ---- the emulated path
 
 
 def test_decoding_to_bf16_is_exact():
@@ -216,9 +210,6 @@ def test_outs_that_lie_elsewhere():
         wide.fill_(7.0)
 
 
-# ---- what is refused
-
-
 def refused(message, a, b, error=ValueError, **options):
     with pytest.raises(error, match=message) as caught:
         blockscaled.prepare(a, b, **options)
@@ -242,7 +233,6 @@ def test_bad_operands_get_one_sentence():
     refused("fused on the fp8 path only, and this is the decode path", x, b, activation="silu")
     refused("decode path reads scales row by row", x, operands(4, 24, 64, "mxfp4", tiled=True)[1])
     refused("takes 1 to 64", torch.randn(65, 64, device=WHERE).bfloat16(), b)
-    refused("unknown configuration 'fast'; choose best, ", a, b, path="emulated", config="fast")
 
 
 def test_bad_outs_get_one_sentence():
@@ -310,9 +300,6 @@ def test_decode_goes_through_the_front():
     x = torch.randn(3, 64, device=WHERE).bfloat16()
     _, b = operands(1, 20, 64, "mxfp4")
     assert check.relative_error(blockscaled.matmul(x, b), blockscaled.spec(x, b)) < 2**-8
-
-
-# ---- the command line
 
 
 NOTE = (
@@ -411,10 +398,8 @@ def test_the_sentences_are_printed_and_a_kernel_can_be_asked_for(capsys):
     tile = "--ab_dtype Float8E4M3FN --sf_vec_size 32 --mma_tiler_mn 128,128 --cluster_shape_mn 1,1"
     assert command.main(f"--target sm_120a {tile}".split()) == 0
     printed = capsys.readouterr().out
-    assert (
-        "sm_120a multiplies mxfp8_e4m3 in its tensor cores" in printed
-        and "tile that was asked for" in printed
-    )
+    assert "sm_120a multiplies mxfp8_e4m3 in its tensor cores" in printed
+    assert "tile that was asked for" in printed
     assert "sm_120a has no tensor memory, so there is no stage plan" in printed
     assert command.main(f"--target sm_120a {tile} --kernel emulated".split()) == 0
     assert "as --kernel emulated asks" in capsys.readouterr().out
@@ -437,9 +422,6 @@ def test_emulated_jobs_build_for_every_kind_of_format_c_and_target():
         assert "dequantise" in report.job.name or report.counts["tma_load"] > 0
 
 
-# ---- on a GPU
-
-
 SHAPES = ((1, 8, 32), (333, 520, 96), (1000, 1003, 4096), (129, 4104, 1056), (4096, 4096, 512))
 
 
@@ -453,12 +435,8 @@ def test_the_emulated_path_on_the_gpu(form):
             out, touched = check.make_poisoned((m, n), dtype, WHERE)
             launch = blockscaled.prepare(a, b, out=out, path="emulated")
             launch()
-            assert half_an_ulp(out, blockscaled.spec(a, b), 2e-6 + k * 2.0**-27) and not touched(), (
-                m,
-                n,
-                k,
-                dtype,
-            )
+            assert half_an_ulp(out, blockscaled.spec(a, b), 2e-6 + k * 2.0**-27), (m, n, k, dtype)
+            assert not touched(), (m, n, k, dtype)
             first = out.clone()
             assert torch.equal(launch(), first)
             plain = HERE.has_wgmma and dtype == torch.bfloat16 and form != "nvfp4"

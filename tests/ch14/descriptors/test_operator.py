@@ -228,7 +228,6 @@ INDEX = zeros(4, dtype=torch.int)
     [
         ("copy", {"x": [1.0]}, "tile_host", "x must be a torch.Tensor; it is a list"),
         ("copy", {"x": ROOM.clone().requires_grad_()}, "best", "copy has no backward pass and x requires"),
-        ("copy", {"x": zeros(8, 64, dtype=torch.cfloat).conj()}, "best", "x is a view that conjugates"),
         (
             "copy",
             {"x": zeros(8, 64, dtype=torch.cdouble)},
@@ -245,25 +244,10 @@ INDEX = zeros(4, dtype=torch.int)
         ("copy", {"y": ROOM}, "best", "copy takes no y"),
         ("gather", {}, "best", "gather needs index"),
         ("gather", {"index": INDEX.long()}, "best", "index must be int32; it is int64"),
-        (
-            "gather",
-            {"index": zeros(32, dtype=torch.int)[::2]},
-            "best",
-            "index must be contiguous; its strides are",
-        ),
         ("gather", {"index": INDEX}, "best", "out must be 4 x 64; it is 16 x 64"),
-        ("copy", {"out": ROOM.half()}, "best", "out must be float32; it is float16"),
         ("add", {"y": ROOM[:8]}, "best", "y must be 16 x 64; it is 8 x 64"),
-        ("copy", {"x": ROOM[0]}, "tile_host", r"x must be a matrix; its shape is \(64,\)"),
         ("copy", {"x": zeros(64, 16).T}, "flat_host", "x must be contiguous; its strides are"),
         ("copy", {"x": zeros(64, 16).T}, "tile_host", r"x must be stored row by row .*\(1, 16\)"),
-        ("copy", {"x": zeros(64).expand(16, 64)}, "tile_host", "the rows of x overlap"),
-        (
-            "copy",
-            {"x": zeros(16, 68)[:, 1:65]},
-            "tile_host",
-            "x must start at .* 16 bytes; it starts 4 bytes past one",
-        ),
         (
             "copy",
             {"x": zeros(16, 65)[:, :64]},
@@ -276,7 +260,6 @@ INDEX = zeros(4, dtype=torch.int)
             TileConfig("host", 4, 2),
             "a tile of x must be at least 16 bytes wide .*; 2 elements are 8",
         ),
-        ("copy", {"x": zeros(16, 66), "out": zeros(16, 68)[:, :66]}, "tile_host", "a row of x must take"),
         (
             "copy",
             {"x": zeros(1, 66), "out": zeros(1, 66)},
@@ -284,12 +267,6 @@ INDEX = zeros(4, dtype=torch.int)
             "a row of out must end at a multiple",
         ),
         ("copy", {"x": ROOM, "out": ROOM}, "tile_pointers", "out lies in the memory of x"),
-        (
-            "copy",
-            {"x": torch.empty(8, 8, device="meta")},
-            "best",
-            "x must be in memory; it is on the meta device",
-        ),
     ],
 )
 def test_bad_argument_is_one_sentence(op, given, config, message):

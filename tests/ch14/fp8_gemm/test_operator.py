@@ -101,8 +101,6 @@ def refused(message, *changes, error=ValueError, **options):
 
 def test_bad_input_gets_one_sentence():
     a, b, scale_a, scale_b = small_case()
-    out = torch.empty(5, 256, dtype=torch.bfloat16)
-    refused("a must be a torch.Tensor; it is a list", ("a", [1]))
     refused("a must be float8_e4m3fn; it is bfloat16", ("a", a.bfloat16()))
     refused("b.T must be contiguous; .* use b.T.contiguous", ("b", b.contiguous()))
     shifted = torch.cat([a, a]).flatten()[1:1281].view(5, 256)
@@ -116,13 +114,8 @@ def test_bad_input_gets_one_sentence():
     refused("M, N and K are 5, 252 and 256; .* N a multiple of 8, because TMA stores", ("b", b[:, :252]))
     refused("scale_a must be 5 x 2; it is 5 x 1", ("scale_a", scale_a[:, :1]))
     refused("scale_b must be 2 x 2", ("scale_b", torch.ones(2, 3)))
-    refused("scale_b must be 2 x 1", ("b", b[:, :64]))
-    refused("scale_b.T must be contiguous", ("scale_b", scale_b.contiguous()))
-    refused("scale_b must be in memory", ("scale_b", scale_b.to("meta")))
     refused("requires a gradient", ("scale_b", scale_b.clone().requires_grad_()))
     refused("bias must be 256; it is 128", bias=torch.zeros(128).bfloat16())
-    refused("bias must be bfloat16", bias=torch.zeros(256))
-    refused("out must be bfloat16; it is float32", out=out.float())
     refused(
         "out lies in the memory of b", ("b", b), out=b.T.view(-1)[:2560].view(torch.bfloat16).view(5, 256)
     )

@@ -77,9 +77,8 @@ def test_a_fault_is_named_with_its_line(change, line, said, tmp_path, capsys):
 
 
 def test_a_missing_fence_after_init_is_advice(tmp_path, capsys):
-    assert (
-        run(tmp_path, RIGHT, ('asm volatile("fence', '// asm volatile("fence'), options=["--seeds", "2"]) == 0
-    )
+    found = run(tmp_path, RIGHT, ('asm volatile("fence', '// asm volatile("fence'), options=["--seeds", "2"])
+    assert found == 0
     assert "Advice: line 23: " in capsys.readouterr().out
 
 

@@ -39,9 +39,8 @@ def test_the_inputs_must_stay_and_the_expected_result_comes_from_copies():
         tensor.zero_()
     assert torch.equal(memory.given[0], x)
     assert memory.find_fault(torch.zeros(10, dtype=torch.bool)) == "input 1 was overwritten"
-    assert (
-        memory.find_fault(memory.tensors[-1] != 2 * x) == "10 of 10 elements are wrong, the first at index 0"
-    )
+    found = memory.find_fault(memory.tensors[-1] != 2 * x)
+    assert found == "10 of 10 elements are wrong, the first at index 0"
 
 
 def test_the_columns_between_the_rows_of_an_output_must_stay():

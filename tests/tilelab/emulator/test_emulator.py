@@ -162,11 +162,10 @@ def test_lanes_exchange_values(seed):
     torch.testing.assert_close(out.view(2, 32), rows[:, 5:6] + up + down + rows.sum(1, keepdim=True))
     for warp in range(2):
         positive = [lane for lane in range(32) if rows[warp, lane] > 0]
-        assert (
-            votes.view(2, 32, 4)[warp].tolist()
-            == [[len(positive), positive[0] + 1, 31 - positive[-1], 2 * bool((rows[warp] > 1).any()) + 1]]
-            * 32
-        )
+        expected = [
+            [len(positive), positive[0] + 1, 31 - positive[-1], 2 * bool((rows[warp] > 1).any()) + 1]
+        ] * 32
+        assert votes.view(2, 32, 4)[warp].tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -217,9 +216,8 @@ def test_a_value_of_another_lane_needs_a_sync():
     }"""
     x, out, _ = run_warps(source)
     assert torch.equal(out, x.view(-1, 2).flip(1).flatten())
-    with pytest.raises(
-        emulator.EmulationError, match="no __syncwarp.. or other barrier lies between: a data race"
-    ):
+    says = "no __syncwarp.. or other barrier lies between: a data race"
+    with pytest.raises(emulator.EmulationError, match=says):
         run_warps(source.replace("__syncwarp();", ""))
 
 
@@ -296,9 +294,8 @@ def test_what_lies_outside_is_filled_and_is_left_out_in_whole_units():
     x, out = torch.rand(8, 32), torch.full((8, 32), 7.0)
     found = move_box(x[:, :31], out[:, :31], 0, 16, (8, 32), "none", "nan").view(torch.float32).view(8, 32)
     assert torch.equal(found[:, :15], x[:, 16:31]) and found[:, 15:].isnan().all()
-    assert (
-        torch.equal(out[:, 16:31], x[:, 16:31]) and out[:, 31].isnan().all()
-    )  # the unit of columns 28 to 31
+    # the unit of columns 28 to 31
+    assert torch.equal(out[:, 16:31], x[:, 16:31]) and out[:, 31].isnan().all()
     assert (out[:, :16] == 7).all()
 
 

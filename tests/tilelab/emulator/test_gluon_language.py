@@ -293,18 +293,15 @@ def test_products_are_right_and_need_a_wait(kernels, on_blackwell):
         with gluon_emulator.with_seed(seed):
             gluon_emulator.run(kernels["multiply"], 1, *given, on_blackwell, True)
             torch.testing.assert_close(c, 2 * (a.float() @ b.float()), atol=1e-3, rtol=1e-3)
-            with pytest.raises(
-                gluon_emulator.GluonError, match="nobody has waited|before warpgroup_mma_wait"
-            ):
+            says = "nobody has waited|before warpgroup_mma_wait"
+            with pytest.raises(gluon_emulator.GluonError, match=says):
                 gluon_emulator.run(kernels["multiply"], 1, *given, on_blackwell, False)
 
 
 def test_gather_and_scatter_of_rows(kernels):
-    x, out, rows = (
-        torch.randn(32, 32),
-        torch.zeros(32, 32),
-        torch.tensor([9, 3, 31, 0, 7, 99, 2, 1], dtype=torch.int32),
-    )
+    x = torch.randn(32, 32)
+    out = torch.zeros(32, 32)
+    rows = torch.tensor([9, 3, 31, 0, 7, 99, 2, 1], dtype=torch.int32)
     gluon_emulator.run(kernels["move_rows"], 1, Descriptor(x, [1, 16]), Descriptor(out, [1, 16]), rows, 16)
     expected = torch.zeros(32, 32)
     inside = rows[rows < 32].long()

@@ -305,9 +305,8 @@ def test_wgmma(width, a, b, in_registers, transposed, negative):
     place = "((i) / (8 * (r)) * (8 * (r)) + (i) % (r) / 4 * 32 + (i) / (r) % 8 * 4 + (i) % 4)"
     # Core matrices of 8 rows of 16 bytes. B transposed: 8 x 8 elements, of which a row runs along N.
     b_place = f"(i % {width // 2} / 4 * 64 + i / {width // 2} * 4 + i % 4)" if transposed else "PLACE(i, 8)"
-    registers = (
-        "{" + ", ".join(f"%{width // 2 + 3 + i}" for i in range(4)) + "}"
-    )  # NVRTC takes no names of operands
+    # NVRTC takes no names of operands
+    registers = "{" + ", ".join(f"%{width // 2 + 3 + i}" for i in range(4)) + "}"
     macros = {
         "WIDTH": width,
         "PLACE(i, r)": place,

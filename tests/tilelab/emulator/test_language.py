@@ -275,7 +275,6 @@ int main() { float* y; k<BLOCK, float><<<1, BLOCK>>>(y); }"""
     y = torch.zeros(32)
     kernels["k"][1, 32](y, None)
     assert y.tolist() == [65.0] * 32
-    with pytest.raises(
-        emulator.NotEmulated, match="reads reads filled of line 3, __constant__ memory that the host"
-    ):
+    says = "reads reads filled of line 3, __constant__ memory that the host"
+    with pytest.raises(emulator.NotEmulated, match=says):
         kernels["reads"][1, 32](y)

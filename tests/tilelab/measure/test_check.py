@@ -145,11 +145,8 @@ def test_ulps_of_a_rounded_result_and_of_its_neighbours(dtype):
     assert check.ulps(rounded, exact) == 0
     step = torch.exp2((torch.frexp(exact)[1] - bits).clamp(min=least).double())
     step[exact == 0] = 2.0**least
-    assert (
-        check.ulps((exact + step).to(dtype), exact)
-        == check.ulps((exact - 2 * step).to(dtype), exact) / 2
-        == 1
-    )
+    found = check.ulps((exact - 2 * step).to(dtype), exact) / 2
+    assert check.ulps((exact + step).to(dtype), exact) == found == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -268,11 +265,8 @@ def test_the_end_of_a_process_is_a_row(monkeypatch, found, status, reason):
 def test_side_by_side_is_at_once_and_in_order(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a"))
     met = threading.Barrier(3)
-    assert check.run_side_by_side(*[lambda name=name: (met.wait(60), name)[1] for name in "abc"]) == [
-        "a",
-        "b",
-        "c",
-    ]
+    found = check.run_side_by_side(*[lambda name=name: (met.wait(60), name)[1] for name in "abc"])
+    assert found == ["a", "b", "c"]
     with pytest.raises(ZeroDivisionError):
         check.run_side_by_side(lambda: 1 / 0, lambda: 1)
 
@@ -285,6 +279,5 @@ def test_without_the_sanitizer(monkeypatch):
 
 def test_an_answer_that_exits_does_not_end_the_notebook(capsys):
     check.check_exercise("A", lambda: sys.exit(0))
-    assert (
-        capsys.readouterr().out == "A: not yet right (the answer calls exit, which would end the notebook).\n"
-    )
+    found = capsys.readouterr().out
+    assert found == "A: not yet right (the answer calls exit, which would end the notebook).\n"

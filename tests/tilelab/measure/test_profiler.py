@@ -82,9 +82,8 @@ def test_no_counters_is_one_sentence(ncu, text, status, message):
 
 def test_without_ncu_it_is_said(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda tool: None)
-    with pytest.raises(
-        profiler.ProfilerUnavailable, match=r"^ncu is not on the PATH: install Nsight Compute.*\.$"
-    ):
+    says = r"^ncu is not on the PATH: install Nsight Compute.*\.$"
+    with pytest.raises(profiler.ProfilerUnavailable, match=says):
         profile()
 
 

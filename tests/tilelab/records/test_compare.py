@@ -152,9 +152,8 @@ def test_a_claim_with_another_verdict(folders, capsys):
     status, said = run(folders, capsys)
     assert status == 1 and "1 verdict" in said[2]
     (verdict,) = (line for line in said if line.startswith("verdict"))
-    assert verdict.split()[1:3] == ["claim", "speedup"] and verdict.endswith(
-        "holds on an H200 -> not on an H200"
-    )
+    assert verdict.split()[1:3] == ["claim", "speedup"]
+    assert verdict.endswith("holds on an H200 -> not on an H200")
 
 
 def test_a_claim_that_can_no_longer_be_judged(folders, capsys):

@@ -83,9 +83,8 @@ def test_known_gpus():
     assert (gb10.target, gb10.sms, gb10.memory, gb10.peak_gbps) == ("sm_121a", 48, "LPDDR5X", 273)
     for gpu in device.KNOWN.values():
         assert gpu.target in device.TARGETS and gpu.source
-        if (
-            gpu.bf16_tflops
-        ):  # a rate with sparsity, or a slip of a digit, would leave this range of FLOP per byte
+        # a rate with sparsity, or a slip of a digit, would leave this range of FLOP per byte
+        if gpu.bf16_tflops:
             assert 100 < gpu.bf16_tflops * 1000 / gpu.peak_gbps < 320
 
 
@@ -111,9 +110,8 @@ def test_current_reads_torch(cuda_build):
     here = device.current()
     assert (here.capability, here.target, here.slug) == ((9, 0), "sm_90a", "nvidia-h200")
     assert here.has_tma and here.has_wgmma and not here.has_tcgen05
-    assert (
-        here.describe().count("\n") == 0 and "132 SMs" in here.describe() and "580.95.05" in here.describe()
-    )
+    assert here.describe().count("\n") == 0 and "132 SMs" in here.describe()
+    assert "580.95.05" in here.describe()
 
 
 def test_current_is_decided_once_and_leaves_the_environment_alone(cuda_build):

@@ -1,5 +1,4 @@
 import dataclasses
-import re
 
 import pytest
 
@@ -41,30 +40,14 @@ def test_a_name_is_said_and_read(config, name):
     assert Config(**spoken.read(name, PHRASES)) == config
 
 
-def test_an_older_spelling_is_read():
-    old = re.compile(r"(?P<block_m>\d+),(?P<block_n>\d+)(?P<pdl> early)?( x(?P<programs>\d+))?")
-    assert spoken.read("64,32 early x2", PHRASES, old) == {
-        "block_m": 64,
-        "block_n": 32,
-        "pdl": True,
-        "programs": 2,
-    }
-    assert spoken.read("64,32", PHRASES, old) == {"block_m": 64, "block_n": 32}
-    assert spoken.read("64×32", PHRASES, old) == {"block_m": 64, "block_n": 32}
-
-
 def test_a_default_may_be_said():
     config = Config(64, 64, 4, "plain")
     assert spoken.say(config, PHRASES, always=["programs"]).endswith("plain · 2 programs per SM")
 
 
 def test_parts_may_come_in_any_order_and_with_an_x():
-    assert spoken.read("plain, 4 warps·64x32", PHRASES) == {
-        "kernel": "plain",
-        "num_warps": 4,
-        "block_m": 64,
-        "block_n": 32,
-    }
+    found = spoken.read("plain, 4 warps·64x32", PHRASES)
+    assert found == {"kernel": "plain", "num_warps": 4, "block_m": 64, "block_n": 32}
 
 
 @pytest.mark.parametrize(

@@ -171,10 +171,7 @@ def test_a_cuda_kernel_agrees_with_its_counts():
 def test_what_does_not_compile_is_one_sentence():
     job = wgmma_gemm.job(list(STEPS.values())[-1])
     broken = listing.load_code(dataclasses.replace(job, constants={**job.constants, "BLOCK_M": "no_number"}))
-    assert (
-        broken["ptx"] == broken["sass"] == []
-        and broken["reason"].endswith(".")
-        and "\n" not in broken["reason"]
-    )
+    assert broken["ptx"] == broken["sass"] == [] and broken["reason"].endswith(".")
+    assert "\n" not in broken["reason"]
     unknown = listing.load_code(dataclasses.replace(job, target="sm_42"))
     assert unknown["reason"] and unknown["sass"] == []

@@ -40,9 +40,8 @@ def test_a_state_shows_the_barriers_as_its_sentence_counts_them():
     pending = [(state[name][0].arrivals, state[name][0].nbytes) for state, name in (
         (announced, "full"), (landed, "full"), (arrived, "empty"), (ended, "empty"))]  # fmt: skip
     assert pending == [(0, 4096), (0, 2048), (1, 0), (2, 0)]
-    assert (
-        arrived["say"].endswith("arrives on empty[0]. Arrivals pending: 1.") and ended["empty"][0].phase == 1
-    )
+    assert arrived["say"].endswith("arrives on empty[0]. Arrivals pending: 1.")
+    assert ended["empty"][0].phase == 1
 
 
 def test_a_barrier_counts_arrivals_and_bytes():
@@ -99,9 +98,8 @@ def test_softmax_in_pieces_is_softmax():
     weights = [2**score / sum(2**other for other in scores) for score in scores]
     last = mechanisms.run_softmax()[-1]
     assert last["weights"] == pytest.approx(weights)
-    assert last["values"]["output"] == pytest.approx(
-        [sum(w * row[d] for w, row in zip(weights, rows)) for d in (0, 1)]
-    )
+    found = last["values"]["output"]
+    assert found == pytest.approx([sum(w * row[d] for w, row in zip(weights, rows)) for d in (0, 1)])
 
 
 @pytest.mark.parametrize("name", stepper.MECHANISMS)
@@ -113,9 +111,8 @@ def test_a_still_can_be_read_and_shows_steps_that_exist(name):
 
 
 def test_an_unknown_mechanism_is_named():
-    with pytest.raises(
-        ValueError, match="unknown mechanism 'rings'; choose one of ring, roles, raster, softmax."
-    ):
+    says = "unknown mechanism 'rings'; choose one of ring, roles, raster, softmax."
+    with pytest.raises(ValueError, match=says):
         stepper.show("rings")
 
 
@@ -129,6 +126,5 @@ def test_notebooks_hold_the_steps_of_today():
             for stored in (output.get("data", {}).get(views.MIME) for output in cell.get("outputs", [])):
                 if stored and stored["view"] == "stepper":
                     data = views.read_stored(stored)[1]
-                    assert data == wanted[data["title"]], (
-                        f"{path.stem}: run the cell of {data['title']} again"
-                    )
+                    expected = wanted[data["title"]]
+                    assert data == expected, f"{path.stem}: run the cell of {data['title']} again"

@@ -6,7 +6,6 @@ import pytest
 from ch07.resample.lesson import exercises, published_kernel
 from tilelab import ROOT, emulator
 from tilelab.cells import cuda_magic
-from tilelab.runtime import cuda
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 NOTEBOOKS = ROOT / "notebooks"
@@ -29,28 +28,16 @@ def prepare(name, change=("", "")):
     "name, change",
     [
         ("search_per_thread", ("times[middle] <= target", "times[middle] < target - 1")),
-        ("warp_search", ("__syncthreads();", "")),
         ("ballot_search", ("31 - __clz(ballot)", "__popc(ballot)")),
         (
             "shared_search",
             ("    __syncthreads();                                          // + all targets are found", ""),
         ),
-        ("wide_loads", ("left[ACROSS]", "left[1]")),
         ("bulk_rows", ("last_row + 1 - first_row", "last_row - first_row")),
     ],
 )
 def test_a_wrong_version_fails(name, change):
     assert exercises.check_version(prepare(name, change))
-
-
-def test_the_load_of_the_note_without_an_mbarrier_does_not_assemble():
-    source = """extern "C" __global__ void load(const void* map, int x, int y) {
-        __shared__ __align__(128) float tile[1024];
-        asm volatile("cp.async.bulk.tensor.2d.shared.global [%0], [%1, {%2, %3}];" ::
-                     "r"((unsigned)__cvta_generic_to_shared(tile)), "l"(map), "r"(x), "r"(y));
-    }"""
-    with pytest.raises(cuda.CompileError, match="Arguments mismatch for instruction 'cp.async.bulk.tensor'"):
-        cuda_magic.find_kernels(source, target="sm_90a")["load"].counts()
 
 
 def check_ballot(change=("", "")):
@@ -65,7 +52,6 @@ def check_search(change=("", "")):
 @pytest.mark.parametrize(
     "change",
     [
-        ("    }\n    __syncthreads();\n", "    }\n"),
         ("min(CHUNK, targets - within)", "CHUNK"),
         ("target >= end ? 1 : ", ""),
         ("batch * targets + within", "blockIdx.x * CHUNK"),
@@ -80,7 +66,6 @@ def test_a_wrong_whole_kernel_fails(change):
     "change, reason",
     [
         (("return i + i / 32;", "return i;"), "one step takes 32 wavefronts"),
-        (("return i + i / 32;", "return i + i / 128;"), "one step takes 4 wavefronts"),
         (("return i + i / 32;", "return i / 32;"), "share a word"),
         (("times[place(low)]", "times[low]"), "elements are wrong"),
     ],
@@ -99,8 +84,7 @@ def test_a_search_that_is_not_mended_fails(change):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [("i >= targets", "false"), ("high = sources - 2", "high = sources - 1"), ("blockIdx.x / chunks", "0")],
+    "change", [("high = sources - 2", "high = sources - 1"), ("blockIdx.x / chunks", "0")]
 )
 def test_a_wrong_search_fails(change):
     with pytest.raises(AssertionError):
@@ -146,9 +130,8 @@ def test_two_threads_may_search_for_a_target():
 def test_a_short_chunk_must_not_reach_into_the_next_batch():
     # In the order of the blocks the next one repairs it, and the end of the last batch is known.
     change = ("min(CHUNK, targets - within)", "min(CHUNK, items / chunks * targets - first)")
-    with pytest.raises(
-        AssertionError, match="the first blocks alone: .* elements are wrong|nothing orders the two blocks"
-    ):
+    says = "the first blocks alone: .* elements are wrong|nothing orders the two blocks"
+    with pytest.raises(AssertionError, match=says):
         check_search(change)
 
 
@@ -195,10 +178,8 @@ def test_a_search_in_global_memory_is_not_what_was_asked():
     "change",
     [
         ("+ 2 - first_row", "+ 1 - first_row"),
-        ("mbarrier_wait(shared_address(&landed), 0);", ""),
         ("min(16, targets - first)", "16"),
         ("expect_tx(shared_address(&landed), bytes)", "expect_tx(shared_address(&landed), 64 * DEPTH * 4)"),
-        ("- first_row) * DEPTH + i", ") * DEPTH + i"),
     ],
 )
 def test_a_wrong_blend_fails(change):

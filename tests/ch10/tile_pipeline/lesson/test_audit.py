@@ -67,15 +67,13 @@ def test_a_gap_consists_of_more_bytes_and_a_lower_rate():
 
 
 def test_rows_have_counters_times_and_a_finding(monkeypatch):
-    names, slower = (
-        list(audit.list_candidates()),
-        {
-            "walk across": 1.1,
-            "walk across, swizzled": 1.155,
-            "tiles move, elements stay": 1.08,
-            "walk down": 1.02,
-        },
-    )
+    names = list(audit.list_candidates())
+    slower = {
+        "walk across": 1.1,
+        "walk across, swizzled": 1.155,
+        "tiles move, elements stay": 1.08,
+        "walk down": 1.02,
+    }
     lines = [
         "==PROF== Connected",
         ",".join(f'"{name}"' for name in ("Kernel Name", *audit.METRICS.values())),

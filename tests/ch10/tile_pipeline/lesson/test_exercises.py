@@ -63,15 +63,11 @@ def test_the_other_constants_pass(kernel, constants, options, launches):
     "kernel, change, options",
     [
         ("tile_copy", ("x, column, row,", "x, row, column,"), {}),
-        ("tile_copy", ("mbarrier_wait(shared_address(&full), 0);", ""), {}),
         ("tile_copy", ("bulk_wait_read<0>();", ""), {}),
         ("tile_copy", ("", ""), {"box": (8, 128)}),
         ("tile_ring", ("use / STAGES % 2", "use % 2"), {}),
-        ("tile_ring", ("tile / tiles_x * ROWS, barrier", "tile / tiles_x, barrier"), {}),
         ("fill_stencil", ("left - 4", "left - 1"), {}),
-        ("fill_stencil", ("if (column < columns)", ""), {}),
         ("tile_transpose", ("fence_proxy_async();", ""), {}),
-        ("tile_transpose", ("top, left);", "left, top);"), {}),
         ("swizzled_transpose", ("row % 8", "row % 4"), {}),
         ("swizzled_transpose", ("", ""), {"swizzle": "none"}),
     ],
@@ -89,9 +85,7 @@ WIDE_END = "out[(long long)row * stride + column] = 0.25f * sum;"
         ("Exercise 2", "mended_stencil", ("sizeof box);", "sizeof box + 16);")),
         ("Exercise 2", "mended_stencil", ("from[-WIDE]", "from[0]")),
         ("Exercise 3", "wide_stencil", ("left - 4", "left - 2")),
-        ("Exercise 3", "wide_stencil", ("row < rows && ", "")),
         ("Exercise 3", "wide_stencil", ("here[-2] + here[2]", "here[-1] + here[1]")),
-        ("Exercise 3", "wide_stencil", ("row * stride", "row * columns")),
         # The first pixel of the neighbour, with its value and without; a block that writes all but its first column.
         (
             "Exercise 3",
@@ -112,11 +106,8 @@ WIDE_END = "out[(long long)row * stride + column] = 0.25f * sum;"
             ),
         ),
         ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row % 4")),
-        ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row / 2 % 2")),
         ("Exercise 4", "narrow_transpose", ("column / 4 ^ row / 2 % 4", "(column ^ row / 2 % 4) / 4")),
-        ("Exercise 4", "narrow_transpose", ("row * 16 + unit", "row * 32 + unit")),
         ("Exercise 5", "my_transpose", ("column / 4 ^ row % 8", "column / 4")),
-        ("Exercise 5", "my_transpose", ("fence_proxy_async();", "")),
         ("Exercise 5", "my_transpose", ("sizeof tile);", "sizeof tile / 2);")),
         ("Exercise 5", "my_transpose", ("tma_store_2d(out,", "if (!blockIdx.x) tma_store_2d(out,")),
         (

@@ -44,7 +44,6 @@ def test_the_versions_are_right_and_start_on_hopper(name, options):
 @pytest.mark.parametrize(
     "name, change, options",
     [
-        ("by_block", ("mask=rows < M", "mask=rows < M - 1"), {}),
         ("by_block", ("n // 128 * stride_b", "0 * stride_b"), {}),
         (
             "by_block",
@@ -52,11 +51,8 @@ def test_the_versions_are_right_and_start_on_hopper(name, options):
             {},
         ),
         ("scratch_ahead", ("    acc += last * last_scale[:, None]  # +\n    c_desc", "    c_desc"), {}),
-        ("scratch_ahead", ("tl.dot(a_desc.load([m, step * 128])", "tl.dot(a_desc.load([m, 0])"), {}),
         ("scales_by_tma", ("scale_a_desc.load([step, m])", "scale_a_desc.load([0, m])"), {}),
         ("split_k", ("* (split + 1) // SPLITS", "// SPLITS * (split + 1)"), {"splits": 3}),
-        ("split_k", ("== SPLITS - 1", "== SPLITS"), {"splits": 3}),
-        ("split_k", ("for other in range(SPLITS)", "for other in range(1, SPLITS)"), {"splits": 3}),
     ],
 )
 def test_a_wrong_version_fails(name, change, options):
@@ -71,7 +67,6 @@ def test_a_wrong_version_fails(name, change, options):
         ("tl.abs(elements)", "elements"),
         ("448.0", "256.0"),
         ("block * stride + rows, tl", "block + rows * 2, tl"),
-        ("tl.div_rn(amax, largest), mask=rows < M", "tl.div_rn(amax, largest), mask=rows <= M"),
     ],
 )
 def test_the_quantiser_has_the_bits_of_the_definition(change):
@@ -103,7 +98,6 @@ def test_two_launches_of_a_split_give_the_same():
         (">> 23) - 8", ">> 23) - 6"),
         ("(254 - scale)", "(253 - scale)"),
         ("x / (1 + tl.exp(-x))", "x / (1 + tl.exp(x))"),
-        ("mask=rows[:, None] < M", "mask=rows[:, None] < M - 1"),
     ],
 )
 def test_the_epilogue_quantises(change):
@@ -140,9 +134,7 @@ def test_a_wrong_choice_fails(options, reason):
     [
         ("index", "mended_block", ("n // 128 * stride_b", "tile_n * stride_b")),
         ("index", "mended_block", ("n // 128 * stride_b", "tile_m * stride_b")),
-        ("index", "mended_block", ("n // 128 * stride_b", "tile_n // 2 * stride_b")),
         ("index", "mended_block", ("n // 128 * stride_b", "n // BLOCK_N * stride_b")),
-        ("index", "mended_block", ("mask=rows < M", "mask=rows < M - 1")),
         ("rows", "my_scales", ("step * stride_b + columns", "step * stride_b + n // 128")),
         (
             "rows",
@@ -150,7 +142,6 @@ def test_a_wrong_choice_fails(options, reason):
             ("row_scale[:, None] * column_scale[None, :]", "row_scale[None, :] * column_scale[:, None]"),
         ),
         ("rows", "my_scales", ("scratch * row_scale[:, None]", "scratch")),
-        ("rows", "my_scales", ("range(K // 128)", "range(K // 128 - 1)")),
         ("split", "my_split", ("steps * (split + 1) // SPLITS", "steps // SPLITS * (split + 1)")),
         (
             "split",
@@ -160,7 +151,6 @@ def test_a_wrong_choice_fails(options, reason):
                 "range(0, steps if split == 0 else 0)",
             ),
         ),
-        ("split", "my_split", (", mask=rows[:, None] < M)\n", ")\n")),
         ("split", "my_split", ("(split * M + rows[:, None])", "(split * BLOCK_M + rows[:, None])")),
         ("gated", "my_gated", ("gate, value = ", "value, gate = ")),
         (
@@ -172,23 +162,12 @@ def test_a_wrong_choice_fails(options, reason):
             ),
         ),
         ("gated", "my_gated", ("tl.exp(-gate)", "tl.exp(-value)")),
-        ("gated", "my_gated", ("gate / (1 + tl.exp(-gate))", "gate * tl.exp(gate) / (1 + tl.exp(gate))")),
         ("gated", "my_gated", ("gate / (1 + tl.exp(-gate)) * value", "gate / (1 + tl.exp(-gate)) + value")),
-        ("split", "my_split", ("mask=rows[:, None] < M)\n", "mask=rows[:, None] <= M)\n")),
         ("gemm", "my_gemm", ("acc += scratch *", "acc = acc + scratch; acc *=")),
-        ("gemm", "my_gemm", ("range(K // 128)", "range(1, K // 128)")),
         ("gemm", "my_gemm", ("n // 128 * stride_b", "n // BLOCK_N * stride_b")),
         ("gemm", "my_gemm", ("step * stride_a + rows", "step + rows * stride_a")),
-        ("gemm", "my_gemm", ("mask=rows < M", "mask=rows < M - 1")),
         ("gemm", "my_gemm", ("row_scale * tile_scale", "row_scale")),
-        ("gemm", "my_gemm", ("n // 128 * stride_b", "n // 128 * (K // 128)")),
         ("gemm", "my_gemm", ("scratch * (row", "scratch.to(tl.bfloat16).to(tl.float32) * (row")),
-        (
-            "gemm",
-            "my_gemm",
-            ("acc += scratch *", "acc = acc.to(tl.bfloat16).to(tl.float32)\n        acc += scratch *"),
-        ),
-        ("gemm", "my_gemm", ("// tiles * BLOCK_M", "// tiles * 64")),
         ("gemm", "my_gemm", ("c_desc.store([m, n]", "c_desc.store([n, m]")),
     ],
 )

@@ -113,7 +113,6 @@ def test_what_stays_is_a_picture_and_text():
     assert picture.data == "" and text.data == one.text
     one.bisect("num_stages")
     picture, text = one.static_views()
-    assert (
-        picture._repr_png_().startswith(b"\x89PNG") and "1. num_stages: 1 builds, 2 fails; so 2" in text.data
-    )
+    assert picture._repr_png_().startswith(b"\x89PNG")
+    assert "1. num_stages: 1 builds, 2 fails; so 2" in text.data
     assert "num_stages builds at 1 and fails at 2, so 2 is kept." in picture.description

@@ -25,10 +25,7 @@ CONFIG = {"LOADS": "device", "BLOCK_K": 64, "num_stages": 4, "num_warps": 8}
         ("Exercise 2", (r're.sub(r"\d+", "#", row.get("message", ""))', 'row.get("message", "")')),
         ("Exercise 2", ('row["outcome"], row.get("stage"), ', "")),
         ("Exercise 2", (r're.sub(r"\d+", "#", row.get("message", ""))', 'len(row.get("message", ""))')),
-        ("Exercise 2", (r're.sub(r"\d+", "#", row.get("message", ""))', 'row.get("message", "")[:9]')),
-        ("Exercise 2", ('row["outcome"], ', "")),
         ("Exercise 1", ("range(0, K, BLOCK_K)", "tl.range(0, K, BLOCK_K, num_stages=1)")),
-        ("Exercise 1", ("range(0, K, BLOCK_K)", "tl.range(0, K, BLOCK_K, num_stages=2)")),
         ("Exercise 3", ("while config != before:", "for _ in range(1):")),
         ("Exercise 3", ("same_bug(first, ask(simpler))", 'ask(simpler)["outcome"] == "fails"')),
         (
@@ -48,9 +45,8 @@ def test_a_wrong_answer_fails(exercise, change):
 
 
 def test_the_broken_kernel_is_not_yet_right():
-    with pytest.raises(
-        AssertionError, match="for sm_100a with 4 stages the compiler pass TritonGPUPipeline failed"
-    ):
+    says = "for sm_100a with 4 stages the compiler pass TritonGPUPipeline failed"
+    with pytest.raises(AssertionError, match=says):
         exercises.check_doubled(*define(LESSON, "doubled_loop"))
 
 

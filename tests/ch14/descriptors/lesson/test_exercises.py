@@ -76,7 +76,6 @@ def test_the_number_of_boxes_must_be_right():
     [
         ("Exercise 2", ("[stride_x, 1]", "[columns, 1]")),
         ("Exercise 2", ("[stride_out, 1]", "[stride_x * 2, 1]")),
-        ("Exercise 2", ("[stride_out, 1]", "[stride_x, 1]")),
         ("Exercise 2", ("[stride_x, 1]", "[stride_out, 1]")),
         ("Exercise 2", ("out, [rows, columns]", "out, [rows, stride_out]")),
         # a zero that stands in the matrix is an element; the rest of a row is not
@@ -87,10 +86,6 @@ def test_the_number_of_boxes_must_be_right():
                 'x.load([row, column]); tile = tl.where(tile == 0, -float("inf"), tile)',
             ),
         ),
-        (
-            "Exercise 3",
-            ("exists = (column + tl.arange(0, BLOCK_N) < columns)", "exists = (tl.arange(0, BLOCK_N) < 12)"),
-        ),
         ("Exercise 3", ("range(0, columns, BLOCK_N)", "range(0, columns - BLOCK_N + 1, BLOCK_N)")),
         (
             "Exercise 3",
@@ -99,8 +94,6 @@ def test_the_number_of_boxes_must_be_right():
                 "tl.store(out + row, largest); tl.store(out + row + 1, largest, mask=row == 0)",
             ),
         ),
-        ("Exercise 3", ('tl.where(exists, x.load([row, column]), -float("inf"))', "x.load([row, column])")),
-        ("Exercise 3", ("column + tl.arange", "tl.arange")),
         (
             "Exercise 4",
             (

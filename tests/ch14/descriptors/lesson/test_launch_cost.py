@@ -34,6 +34,5 @@ def test_a_bound_launch_computes_the_same(op, way, block):
         given["x"].normal_()
         given["out"].fill_(float("nan"))
         call()
-        assert torch.equal(
-            given["out"], descriptors.spec(op, **inputs).float()
-        )  # the exact sum, rounded once
+        # the exact sum, rounded once
+        assert torch.equal(given["out"], descriptors.spec(op, **inputs).float())
