@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from sentences import refused
 
 from ch10.tile_pipeline.lesson import box_dump, experiments
 from tilelab.runtime import tensor_map
@@ -26,9 +27,8 @@ ROOM = torch.zeros(16, 64)
     ],
 )
 def test_bad_box_is_one_sentence(arguments, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         box_dump.dump_box(*arguments)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize("swizzle", tensor_map.SWIZZLES)
