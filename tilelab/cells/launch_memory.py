@@ -15,13 +15,10 @@ from typing import Any
 import numpy
 import torch
 
-GUARD_BYTES = (
-    1 << 18
-)  # the least memory on either side of a tensor; beside a large tensor it is as large as the tensor
-OUTSIDE, UNWRITTEN = (
-    0x5A,
-    0xFF,
-)  # bytes beside an output; bytes in an output, and beside an input: NaN if floating
+# the least memory on either side of a tensor; beside a large tensor it is as large as the tensor
+GUARD_BYTES = 1 << 18
+# bytes beside an output; bytes in an output, and beside an input: NaN if floating
+OUTSIDE, UNWRITTEN = (0x5A, 0xFF)
 
 
 class AccessError(RuntimeError):

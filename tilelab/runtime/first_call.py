@@ -47,13 +47,9 @@ def choose(
     except torch.OutOfMemoryError:
         return ranked[0], "not tuned, because there is no memory for copies of the operands"
     best = min(range(len(tried)), key=us.__getitem__)
-    row = dict(zip("mnk", shape)) | {
-        "dtype": dtype,
-        "config": tried[best],
-        "us": us[best],
-        "peer": "the first choice",
-    }
-    row |= {"peer_us": us[0], "ratio": us[0] / us[best], "spread": 0.0, "tried": len(tried), "source": source}
+    row = dict(zip("mnk", shape)) | {"dtype": dtype, "config": tried[best], "us": us[best]}
+    row |= {"peer": "the first choice", "peer_us": us[0], "ratio": us[0] / us[best], "spread": 0.0}
+    row |= {"tried": len(tried), "source": source}
     tuned.keep_for_user(kernel, row, device.current().name or "")
     return tried[best], f"tuned among {len(tried)} at the first call"
 

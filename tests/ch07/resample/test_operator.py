@@ -227,13 +227,6 @@ def test_a_thread_moves_what_divides_a_row():
     assert vector(128, torch.bfloat16, 2) == 2
 
 
-def test_prediction_rises_along_the_ladder():
-    percent = [
-        experiments.predicted_percent(kernel) for kernel in ("search_a_thread", "lane0_search", "vectors")
-    ]
-    assert 0 < percent[0] < percent[1] < percent[2] <= 100
-
-
 def by_numpy(features, source_times, target_times):
     """The same by numpy.interp, a batch and a feature at a time."""
     features, source_times, target_times = (

@@ -6,7 +6,7 @@ from sentences import refused
 
 from ch10 import tile_pipeline
 from ch10.tile_pipeline.configs import DIMENSIONS, TileConfig, configs
-from ch10.tile_pipeline.lesson import box_dump, experiments
+from ch10.tile_pipeline.lesson import experiments
 from tilelab.runtime import device
 
 
@@ -142,7 +142,6 @@ def test_what_is_right_wants_a_gpu(no_gpu, op, x, out):
         lambda x: tile_pipeline.transpose(x),
         lambda x: tile_pipeline.accumulate(x[None]),
         lambda x: tile_pipeline.add_shared(x[None], x),
-        lambda x: box_dump.dump_box(x, -1, -4, (4, 32)),
     ],
 )
 def test_each_function_wants_a_gpu(no_gpu, call):
