@@ -12,6 +12,7 @@ version, `step` also prints what the compiler makes of it, GPU or not.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import os
@@ -246,6 +247,17 @@ def require_right(kernel, prepare: Callable, *how) -> None:
     require_written(kernel)
     fault = check_kernel(prepare, *how)
     assert not fault, fault
+
+
+@functools.cache
+def _copy_buffers(nbytes: int) -> list[torch.Tensor]:
+    return [torch.randint(0, 256, (nbytes // 2,), device="cuda", dtype=torch.uint8) for _ in range(2)]
+
+
+def prepare_copy(nbytes: int) -> Callable[[], torch.Tensor]:
+    """Return torch's copy that reads and writes `nbytes` in all, in buffers that are kept."""
+    old, new = _copy_buffers(nbytes)
+    return lambda: new.copy_(old)
 
 
 class Ladder:
