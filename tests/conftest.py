@@ -58,6 +58,11 @@ def new_plans():
     plans.forget_plans()
 
 
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
+
+
 @pytest.fixture(scope="module")
 def browser(request):
     """Return a Chromium that the tests of a module share; a page of a server has a renderer of its own."""

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from sentences import refused
 
 from ch07 import bulk_copy
 from ch07.bulk_copy import OPS, BulkConfig, configs
@@ -42,11 +43,6 @@ def built():
         named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
         reports = {report.job.name: report for report in build.build(named)}
     return {key: reports[" ".join(map(str, key))] for key in jobs}
-
-
-@pytest.fixture
-def no_gpu(monkeypatch):
-    monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
 
 
 @pytest.mark.compile
@@ -102,9 +98,8 @@ def test_a_line_left_out_is_missing_from_the_machine_code(built):
     ],
 )
 def test_bad_configuration_is_one_sentence(change, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         BulkConfig(**{"kernel": "bulk", "threads": 32, "chunk_bytes": 2048, **change})
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -215,9 +210,8 @@ INTEGERS = torch.zeros(64, dtype=torch.int32)
     ],
 )
 def test_bad_array_is_one_sentence(x, y, out, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         bulk_copy.prepare(x, y=y, out=out)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -229,9 +223,8 @@ def test_bad_array_is_one_sentence(x, y, out, message):
     ],
 )
 def test_bad_configuration_of_a_launch_is_one_sentence(y, config, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         bulk_copy.prepare(torch.zeros(64), y=y, config=config)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize(

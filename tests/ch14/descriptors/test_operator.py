@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 import torch
 import triton
+from sentences import refused
 
 from ch14 import descriptors
 from ch14.descriptors.configs import OPS, TileConfig, choose_variant, configs
@@ -194,9 +195,8 @@ def test_a_copied_tile_stays_in_shared_memory(reports):
     ],
 )
 def test_bad_configuration_is_one_sentence(change, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         TileConfig(**{"way": "host", "block_m": 4, "block_n": 256, **change})
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -271,9 +271,8 @@ INDEX = zeros(4, dtype=torch.int)
 )
 def test_bad_argument_is_one_sentence(op, given, config, message):
     given = {"x": ROOM, "out": zeros(16, 64), **given}
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         descriptors.prepare(op, config=config, **given)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 def test_a_target_that_cannot_is_said():
