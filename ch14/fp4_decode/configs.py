@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 from tilelab.runtime import choice, device, spoken
@@ -18,9 +17,6 @@ STAGED = 32768  # bf16 elements of x that a program stages at most: 64 KiB of sh
 
 
 PHRASES = {"block_n share": "{}×{}", "num_warps": "{} warps", "num_stages": "{} stages", "kernel": "{}"}
-_OLD_NAME = re.compile(
-    r"(?P<kernel>[a-z]+),(?P<block_n>\d+),(?P<share>\d+),(?P<num_warps>\d+),(?P<num_stages>\d+)"
-)
 
 
 @dataclass(frozen=True)
@@ -108,8 +104,8 @@ class DecodeConfig:
 
 
 def parse(text: str) -> DecodeConfig:
-    """Return the configuration of a name, as `DecodeConfig.name` says it or in the old spelling with commas."""
-    return DecodeConfig(**spoken.read(text, PHRASES, _OLD_NAME))
+    """Return the configuration of a name, as `DecodeConfig.name` says it."""
+    return DecodeConfig(**spoken.read(text, PHRASES))
 
 
 def padded_tokens(m: int, kernel: str = "registers") -> int:

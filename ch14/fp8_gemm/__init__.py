@@ -22,7 +22,6 @@ from ch14.fp8_gemm.configs import (
     best_config,
     candidates,
     configs,
-    make_config,
     operand_bytes,
     parse,
     predict_us,
@@ -78,7 +77,7 @@ def rank(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[list[Fp8Co
 def find_best(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[Fp8Config, str]:
     """Return the configuration for a shape, and how it was found: in a table of tuned shapes, or by the model."""
     found = tuned.find_exact(
-        *("fp8", make_config, m, n, k, "fp8"),
+        *("fp8", Fp8Config, m, n, k, "fp8"),
         lambda config: config.splits <= k // BLOCK and (config.block_n == 128 or not mx),
         tuned_source,
     )

@@ -18,21 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelab.runtime import cuda, worker_pool
-from tilelab.runtime.cubin import OPCODES, ptxas_remarks, sass, sass_counts
+from tilelab.runtime.cubin import OPCODES, sass, sass_counts
+from tilelab.runtime.cubin import ptxas_remarks as ptxas_remarks  # callers take it from here
 from tilelab.runtime.device import Unsupported, target_limits
-
-__all__ = [
-    "Job",
-    "Report",
-    "build",
-    "build_one",
-    "compile_ahead",
-    "disassemble",
-    "job_for",
-    "ptxas_remarks",
-    "sass",
-    "sass_counts",
-]
 
 # Instructions that are counted in the PTX: what the compiler emitted, not how often it runs.
 INSTRUCTIONS = {

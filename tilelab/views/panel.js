@@ -140,8 +140,6 @@ function render({ model, el }) {
     button("run", "Run", "sweep, or go on where a sweep was cancelled (R)", () => send("run")),
     button("cancel", "Cancel", "stop now; what is finished stays (Esc)", () => send("cancel")),
     button("again", "Start over", "forget this choice's rows and sweep again", () => send("again")),
-    button("keep", "Keep", "let config=\"best\" take the fastest at this shape; for a GEMM timed on this GPU",
-      () => send("keep")),
     stage && button("theme", "Theme", "light or dark", switchTheme));
   const title = h("h2", { class: "tiles-name" });
   const source = h("span", { class: "tiles-source" });
@@ -821,20 +819,8 @@ function render({ model, el }) {
     canvas.toBlob(blob => download(fileName(".png"), blob));
   }
 
-  async function copyPython() {
-    const text = `${data.choice.imports}\n\nconfig = ${data.choice.reprs[selected]}\n`;
-    try {
-      await navigator.clipboard.writeText(text);
-    } catch { // a page without the right to the clipboard
-      const area = h("textarea", { style: "position: fixed; opacity: 0" });
-      area.value = text;
-      root.append(area);
-      area.select();
-      document.execCommand("copy");
-      area.remove();
-    }
-    buttons.copy.textContent = "Copied";
-    setTimeout(() => { buttons.copy.textContent = "Copy as Python"; }, 1500);
+  function copyPython() {
+    copyText(`${data.choice.imports}\n\nconfig = ${data.choice.reprs[selected]}\n`, buttons.copy, root);
   }
 
   // ---- code
@@ -859,9 +845,8 @@ function render({ model, el }) {
   // ---- everything
 
   function drawButtons() {
-    const { running, keep } = data.state, none = selected < 0;
-    const disabled = { run: running, cancel: !running, again: running, keep: !keep, pin: none, listing: none,
-      copy: none };
+    const { running } = data.state, none = selected < 0;
+    const disabled = { run: running, cancel: !running, again: running, pin: none, listing: none, copy: none };
     for (const [name, value] of Object.entries(disabled)) if (buttons[name]) buttons[name].disabled = value;
     buttons.pin.textContent = !none && pinned === selected ? "Unpin" : "Pin";
   }

@@ -8,7 +8,7 @@ from ch07.bulk_copy import OPS, BulkConfig, configs
 from ch07.bulk_copy.lesson.experiments import DTYPE, ELEMENT, LARGE, QUICK, compare_with_torch, source, verify
 from tilelab.records import results
 from tilelab.runtime import device
-from tilelab.sweeps.space import Roofline, Space, load_ceiling
+from tilelab.sweeps.space import Space, make_copy_roofline
 from tilelab.sweeps.sweep import record_rows
 
 
@@ -82,12 +82,8 @@ class BulkSpace(Space):
 
     @classmethod
     def roofline(cls, dtype):
-        return Roofline(
-            intensity_label="bytes in flight per CTA",
-            speed_field="gbps",
-            unit="GB/s",
-            intensity=lambda config: config.stages * config.chunk_bytes,
-            flat_roofs={"torch's copy": load_ceiling("copy", "gbps")[0]},
+        return make_copy_roofline(
+            "bytes in flight per CTA", lambda config: config.stages * config.chunk_bytes
         )
 
 

@@ -12,7 +12,7 @@ from ch10.tile_pipeline.lesson import experiments
 from ch10.tile_pipeline.lesson.experiments import LARGE, OPS, UNEVEN, WIDE
 from tilelab.records import results
 from tilelab.runtime import device
-from tilelab.sweeps.space import Roofline, Space, load_ceiling
+from tilelab.sweeps.space import Space, make_copy_roofline
 from tilelab.sweeps.sweep import record_rows
 
 
@@ -113,13 +113,7 @@ class TileSpace(Space):
 
     @classmethod
     def roofline(cls, dtype):
-        return Roofline(
-            intensity_label="bytes in flight per CTA",
-            speed_field="gbps",
-            unit="GB/s",
-            intensity=lambda config: config.smem_bytes(),
-            flat_roofs={"torch's copy": load_ceiling("copy", "gbps")[0]},
-        )
+        return make_copy_roofline("bytes in flight per CTA", lambda config: config.smem_bytes())
 
 
 @results.experiment("ch10_tile_sweep", experiments.source)

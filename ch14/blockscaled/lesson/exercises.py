@@ -21,7 +21,7 @@ from ch14.fp8_gemm.lesson.experiments import SPLIT, prepare_torch
 from ch14.fp8_gemm.lesson.verification import BF16, fp8_operands
 from ch14.mx_formats import number_formats
 from tilelab.cells import lesson
-from tilelab.measure.check import check_exercise, relative_error
+from tilelab.measure.check import make_checker, relative_error
 from tilelab.records import results
 from tilelab.runtime import device
 
@@ -445,8 +445,4 @@ CHECKS = {
     "Exercise 5": check_gated,
     "Exercise 6": check_gemm,
 }
-
-
-def check(exercise: str, *answer) -> None:
-    """Print whether a reader's answer solves an exercise."""
-    check_exercise(exercise, lambda: CHECKS[exercise](*answer))
+check = make_checker(CHECKS)

@@ -12,6 +12,7 @@ from fractions import Fraction
 import numpy
 import pytest
 import torch
+from sentences import refused
 
 from ch07 import resample
 from ch07.resample import ELEMENTS, LADDER, ResampleConfig
@@ -51,11 +52,6 @@ def build_all(jobs):
     named = [dataclasses.replace(job, name=" ".join(map(str, key))) for key, job in jobs.items()]
     reports = {report.job.name: report for report in build.build(named)}
     return {key: reports[" ".join(map(str, key))] for key in jobs}
-
-
-@pytest.fixture
-def no_gpu(monkeypatch):
-    monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
 
 
 @pytest.mark.compile
@@ -134,9 +130,8 @@ def test_bulk_rows_fits_where_a_block_has_less_shared_memory(built):
     ],
 )
 def test_bad_configuration_is_one_sentence(change, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         ResampleConfig(**{"kernel": "vectors", "threads": 256, "targets": 64, **change})
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -230,13 +225,6 @@ def test_a_thread_moves_what_divides_a_row():
     assert [vector(depth, torch.bfloat16) for depth in (1, 2, 4, 8, 12, 7, 128)] == [2, 4, 8, 16, 8, 2, 16]
     assert [vector(depth, torch.float32) for depth in (1, 2, 3, 4)] == [4, 8, 4, 16]
     assert vector(128, torch.bfloat16, 2) == 2
-
-
-def test_prediction_rises_along_the_ladder():
-    percent = [
-        experiments.predicted_percent(kernel) for kernel in ("search_a_thread", "lane0_search", "vectors")
-    ]
-    assert 0 < percent[0] < percent[1] < percent[2] <= 100
 
 
 def by_numpy(features, source_times, target_times):
@@ -464,9 +452,8 @@ def prepare(features, source_times, target_times, out, config="best", **rest):
 )
 def test_bad_argument_is_one_sentence(change, message):
     given = [change.get(index, tensor) for index, tensor in enumerate(problem())]
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         prepare(*given)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 def test_rows_that_no_bulk_copy_takes():

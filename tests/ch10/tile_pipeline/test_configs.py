@@ -1,13 +1,10 @@
 """What a TileConfig may be and says of itself, and which one a name means."""
 
 import pytest
+from sentences import refused
 
 from ch10.tile_pipeline.configs import TileConfig, choose_config, configs, parse
 from ch10.tile_pipeline.lesson import experiments, sweep
-
-
-def sentence(caught):
-    return "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -47,9 +44,8 @@ def sentence(caught):
     ],
 )
 def test_bad_configuration_is_one_sentence(change, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         TileConfig(**{"op": "copy", "rows": 4, "columns": 256, **change})
-    assert sentence(caught)
 
 
 def test_a_transpose_that_would_spill_is_refused():
@@ -62,27 +58,18 @@ TURNED = TileConfig("transpose", 64, 64, 128, swizzle="32B", block=4, raster=2)
 
 
 @pytest.mark.parametrize(
-    "config, name, old",
+    "config, name",
     [
         (
             TileConfig("copy", 4, 256, l2_promotion="none"),
             "copy · 4×256 · 32 threads · 1 stage · 1 tile per CTA · L2 fetches none",
-            "copy 4 × 256, 32 threads, 1 stage, span 1, no promotion",
         ),
-        (
-            WARP,
-            "stencil · 16×64 · 128 threads · 3 stages · 4 tiles per CTA · a warp loads",
-            "stencil 16 × 64, 128 threads, 3 stages, span 4, a warp loads",
-        ),
-        (
-            TURNED,
-            "transpose · 64×64 · 128 threads · swizzle 32B · blocks of 4 · bands of 2",
-            "transpose 64 × 64, 128 threads, swizzle 32B, 4 × 4 a thread, bands of 2",
-        ),
+        (WARP, "stencil · 16×64 · 128 threads · 3 stages · 4 tiles per CTA · a warp loads"),
+        (TURNED, "transpose · 64×64 · 128 threads · swizzle 32B · blocks of 4 · bands of 2"),
     ],
 )
-def test_a_configuration_is_named_and_found_by_its_name(config, name, old):
-    assert config.name == str(config) == name and parse(name) == parse(old) == config
+def test_a_configuration_is_named_and_found_by_its_name(config, name):
+    assert config.name == str(config) == name and parse(name) == config
 
 
 def test_every_name_is_read_back_and_others_are_refused():

@@ -2,20 +2,12 @@
 
 import pytest
 import torch
+from sentences import refused
 
 from ch10 import tile_pipeline
 from ch10.tile_pipeline.configs import DIMENSIONS, TileConfig, configs
-from ch10.tile_pipeline.lesson import box_dump, experiments
+from ch10.tile_pipeline.lesson import experiments
 from tilelab.runtime import device
-
-
-@pytest.fixture
-def no_gpu(monkeypatch):
-    monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
-
-
-def sentence(caught):
-    return "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 def test_a_job_compiles_what_the_configuration_says():
@@ -98,9 +90,8 @@ def new(*shape, dtype=torch.float32, **rest):
     ],
 )
 def test_bad_tensor_is_one_sentence(op, x, y, out, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         tile_pipeline.prepare(op, x, y=y, out=out)
-    assert sentence(caught)
 
 
 @pytest.mark.parametrize(
@@ -112,18 +103,14 @@ def test_bad_tensor_is_one_sentence(op, x, y, out, message):
     ],
 )
 def test_bad_choice_is_one_sentence(op, arguments, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         tile_pipeline.prepare(op, ROOM, out=new(16, 64), **arguments)
-    assert sentence(caught)
 
 
 @pytest.mark.parametrize("weights", [(1e39, 1.0), (1.0, -1e39), (float("inf"), 1.0), (1.0, "2"), (True, 1.0)])
 def test_weights_are_numbers_of_float32(no_gpu, weights):
-    with pytest.raises(
-        ValueError, match="(centre|edge) must be a Python number within float32; it is "
-    ) as caught:
+    with refused("(centre|edge) must be a Python number within float32; it is "):
         tile_pipeline.stencil(ROOM, *weights)
-    assert sentence(caught)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +142,6 @@ def test_what_is_right_wants_a_gpu(no_gpu, op, x, out):
         lambda x: tile_pipeline.transpose(x),
         lambda x: tile_pipeline.accumulate(x[None]),
         lambda x: tile_pipeline.add_shared(x[None], x),
-        lambda x: box_dump.dump_box(x, -1, -4, (4, 32)),
     ],
 )
 def test_each_function_wants_a_gpu(no_gpu, call):

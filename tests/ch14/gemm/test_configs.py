@@ -66,24 +66,19 @@ def test_a_part_of_the_epilogue_is_at_least_sixteen_bytes_wide():
 
 def test_parse():
     config = configs()["128×256×64 · 8 warps · 4 stages · persistent · C in 2 parts"]
-    for text in (
-        "128,256,64,8,4",
-        "128,256,64,8,4 persistent /2",
-        "128x256x64, 8 warps, 4 stages",
-        config.name,
-    ):
+    for text in ("128,256,64,8,4", "128x256x64, 8 warps, 4 stages", config.name):
         assert parse(text) == config, text
     assert parse("128,256,64,8,3") == GemmConfig(128, 256, 64, 8, 3, kernel="persistent")
     assert parse("64,64,32,4,1").kernel == "plain" and parse("128,256,64,8,4 plain").kernel == "plain"
     for config in tuned_configs():
         assert parse(config.name) == config
     split = GemmConfig(16, 64, 256, 4, 6, "split", pdl=True, splits=2, group_m=16)
-    assert parse("16,64,256,4,6 split 2 ways early group 16") == parse(split.name) == split
+    assert parse(split.name) == split
     swapped = GemmConfig(64, 208, 64, 4, 5, "persistent", 2, pdl=True, swap=True)
     found = parse(swapped.name)
     assert parse("64×208×64, 4 warps, 5 stages, swapped, persistent, C in 2 parts, early") == found == swapped
     both = GemmConfig(128, 128, 64, 4, 3, "persistent", 4, 16, 2, True)
-    assert parse("128,128,64,4,3 persistent /4 x2 early group 16") == both
+    assert parse(both.name) == both
     for text in ("", "fast", "128,256", "1,2,3,4,x", "128,256,64,8,4,2", "9" * 4301 + ",1,1,1,1"):
         with pytest.raises(ValueError, match="unknown configuration .{,70}; choose best, a set"):
             parse(text)

@@ -3,6 +3,7 @@ import threading
 import pytest
 import torch
 import triton
+from sentences import refused
 
 from ch14 import gemm
 from ch14.gemm import prepare
@@ -104,9 +105,8 @@ def test_out_is_made_when_not_given():
     ],
 )
 def test_bad_matrix_is_one_sentence(change, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         gemm.gemm(*change(random(64, 64), random(64, 64)))
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,8 @@ def test_bad_matrix_is_one_sentence(change, message):
     ],
 )
 def test_bad_option_is_one_sentence(options, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         gemm.gemm(random(64, 64), random(64, 64), **options)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 def test_out_may_not_share_memory_with_an_input():

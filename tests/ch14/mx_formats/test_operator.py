@@ -258,6 +258,7 @@ def test_blocks_lose_less_than_one_scale_and_short_blocks_less_than_long_ones():
 
 def test_errors_of_products_follow_the_bits():
     products = {row["format"]: row for row in errors.product_errors(16, 32, 256)}
+    assert errors.product_errors(16, 32, 256, methods=["nvfp4"]) == [products["nvfp4"]]
     assert products["fp8_1x128"]["gaussian"] < products["nvfp4"]["gaussian"] < products["mxfp4"]["gaussian"]
 
 

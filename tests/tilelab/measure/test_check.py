@@ -248,6 +248,20 @@ def test_what_is_attempted_may_hang_or_fail():
     assert status == 1 and not said and "ZeroDivisionError" in errors
 
 
+@pytest.mark.parametrize(
+    "found, status, reason",
+    [
+        ((None, "", ""), "failed", "no answer within 10 s"),
+        ((-11, "", ""), "failed", "exit status -11"),
+        ((1, '{"status": "ok"}', "Error: CUDA error: a fault\nmore"), "failed", "CUDA error: a fault"),
+        ((0, '{"status": "ok", "reason": "right"}', "a warning"), "ok", "right"),
+    ],
+)
+def test_the_end_of_a_process_is_a_row(monkeypatch, found, status, reason):
+    monkeypatch.setattr(check, "run_snippet", lambda code, limit_s: found)
+    assert check.try_rows("", 10) == {"status": status, "reason": reason}
+
+
 def test_side_by_side_is_at_once_and_in_order(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a"))
     met = threading.Barrier(3)

@@ -261,17 +261,6 @@ def test_two_candidates_are_related_over_a_third():
     assert row["ratio"] == 0.5 and row["spread"] == pytest.approx(bench.find_spread([0.5, 0.55]))
 
 
-def test_the_strongest_peer_of_each_case():
-    rows = [
-        {"shape": [1], "peer": "a", "ratio": 1.1},
-        {"shape": [1], "peer": "b", "ratio": 0.9},
-        {"shape": [2], "peer": "a", "ratio": 1.2},
-        {"shape": [2], "peer": "b", "status": "failed"},
-        {"shape": [3], "peer": "a", "status": "failed"},
-    ]
-    assert [(row["shape"], row["peer"]) for row in peers.select_strongest(rows)] == [([1], "b"), ([2], "a")]
-
-
 def test_the_extra_installs_each_of_them():
     import tomllib
 

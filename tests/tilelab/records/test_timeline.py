@@ -79,7 +79,6 @@ def test_the_tensor_core_works_as_long_as_its_products_need():
     recording = make_recording()
     assert sum(end - begin for begin, end in recording["tensor"]) == 6 * 80
     assert timeline.find_idle_share(recording) == pytest.approx(1 - 480 / 950)
-    assert timeline.find_share_without_products(recording) == pytest.approx(1 - 610 / 950)
 
 
 def test_products_that_queue_follow_each_other():
@@ -141,7 +140,6 @@ def test_shares_count_an_event_only_up_to_the_end_of_the_recording():
     producer, consumer, _ = timeline.summarise(kept)
     assert kept["length"] == 200 and kept["events"][-1][timeline.END] == 700
     assert (producer["load %"], producer["wait %"], consumer["product %"]) == (30, 70, 90)
-    assert timeline.find_share_without_products(kept) == pytest.approx(0.1)
 
 
 def test_the_view_takes_two_recordings_and_refuses_an_unknown_one():

@@ -1,5 +1,4 @@
 import dataclasses
-import re
 
 import pytest
 
@@ -39,14 +38,6 @@ class Config:
 def test_a_name_is_said_and_read(config, name):
     assert spoken.say(config, PHRASES) == name
     assert Config(**spoken.read(name, PHRASES)) == config
-
-
-def test_an_older_spelling_is_read():
-    old = re.compile(r"(?P<block_m>\d+),(?P<block_n>\d+)(?P<pdl> early)?( x(?P<programs>\d+))?")
-    found = spoken.read("64,32 early x2", PHRASES, old)
-    assert found == {"block_m": 64, "block_n": 32, "pdl": True, "programs": 2}
-    assert spoken.read("64,32", PHRASES, old) == {"block_m": 64, "block_n": 32}
-    assert spoken.read("64×32", PHRASES, old) == {"block_m": 64, "block_n": 32}
 
 
 def test_a_default_may_be_said():

@@ -1,6 +1,9 @@
+import re
+
 import numpy
 import pytest
 import torch
+from sentences import refused
 
 from tilelab.runtime import tensor_map
 from tilelab.runtime.device import Unsupported, current
@@ -72,9 +75,8 @@ def test_what_a_tensor_map_describes_passes(change):
     ],
 )
 def test_what_it_cannot_describe_is_said_in_a_sentence(change, said):
-    with pytest.raises(ValueError) as caught:
+    with refused(re.escape(said)):
         check_describable(**{**GOOD, **change})
-    assert said in str(caught.value) and str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
 def test_a_tensor_is_checked_before_the_gpu_is_asked_for():

@@ -345,29 +345,3 @@ def test_a_shape_that_the_library_refuses_does_not_end_the_run(monkeypatch, shap
     assert printed[0] == (
         "64 × 4096 × 8192: scaled_mm refuses the shape: scale_a must have strides (1, 1); got [1, 128]."
     ) and printed[1].startswith("The table is")
-
-
-# ---- the winner of a sweep
-
-
-def test_the_winner_of_a_sweep_is_kept_by_its_last_timing():
-    row = {
-        "kernel": WHOLE.name,
-        "ms": 0.03,
-        "ratio": 0.9,
-        "spread": 0.01,
-        "final_ms": 0.02,
-        "final_ratio": 1.1,
-        "recorded": "2026-11-23T08:00:00Z",
-    }
-    said = tune.keep_winner(GemmSpace((64, 4096, 8192)), WHOLE, row, 7)
-    assert said == f"64 × 4096 × 8192: {WHOLE.name}, 20.0 µs, 1.10 × cuBLAS."
-    (kept,) = tuned.load("gemm", GPU)
-    assert (kept["tried"], kept["spread"], kept["recorded"]) == (7, 0.01, row["recorded"])
-    assert kept["source"] == gemm.tuned_source()
-    for dtype, bad, said in (
-        ("fp16", row, "holds bf16 only"),
-        ("bf16", {"kernel": "x", "ms": 1.0}, "no time beside"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            tune.keep_winner(GemmSpace((64, 4096, 8192), dtype), WHOLE, bad, 7)

@@ -18,14 +18,13 @@ from waiting import wait_for
 from ch07.bulk_copy.lesson import sweep as bulk_copy_sweep
 from ch10.tile_pipeline.lesson import sweep as tile_pipeline_sweep
 from ch10.wgmma_gemm.lesson import sweep as wgmma_gemm_sweep
-from ch14 import gemm
 from ch14.attention.lesson import sweep as attention_sweep
 from ch14.descriptors.lesson import tile_copy_experiments
 from ch14.gemm.lesson import sweep as gemm_sweep
 from tilelab import views
 from tilelab.pictures import plots
 from tilelab.records import results
-from tilelab.runtime import device, tuned
+from tilelab.runtime import device
 from tilelab.sweeps import running_sweeps, sweep
 from tilelab.sweeps.journal import Journal
 from tilelab.views import listing, panel
@@ -754,67 +753,3 @@ def test_the_code_of_two_configurations_is_sent_or_a_sentence(screen, monkeypatc
         (answer,) = seen.messages
         assert answer["type"] == "code" and answer["keys"] == asked
         assert len(answer["sides"]) == 2 if asked is keys else "no such key" in answer["problem"]
-
-
-# ---- keeping the winner
-
-
-@pytest.fixture
-def on_h200(monkeypatch, tmp_path):
-    """A GPU to which rows of the session belong; nothing is launched."""
-    monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132))
-    monkeypatch.setenv("TILES_TUNED", str(tmp_path / "tuned"))
-
-
-def timed(shown, count=3):
-    """Give the first configurations of the choice times, the second one the best; return its configuration."""
-    keys = list(shown._choice.configs)[:count]
-    for number, key in enumerate(keys):
-        ms = 0.1 + 0.01 * abs(number - 1)
-        shown._session_rows[key] = {
-            **shown._choice.initial_rows[key],
-            "status": "ok",
-            "reason": "",
-            "ms": ms,
-            "ratio": 0.1 / ms,
-            "spread": 0.01,
-        }
-    shown._send_rows()
-    return shown._choice.configs[keys[1]]
-
-
-def test_keep_writes_the_winner_where_best_finds_it(on_h200, screen):
-    shown = panel.Panel(GEMM, COPY, shape="512,512,512", preset="the course's 8")
-    seen = screen(shown)
-    assert not seen.data["state"]["keep"], "nothing is timed"
-    winner = timed(shown)
-    assert seen.data["state"]["keep"]
-    click(shown, "keep")
-    assert f"512 × 512 × 512: {winner.name}, 100.0 µs, 1.00 × cuBLAS" in seen.said
-    assert gemm.find_best(512, 512, 512, "bf16", True, "sm_90a", 132) == (winner, "tuned")
-    assert tuned.load("gemm", "NVIDIA H200")[0]["tried"] == 3
-    choose(shown, kernel=COPY.title)  # for which there is no table
-    timed(shown)
-    assert not seen.data["state"]["keep"]
-    choose(shown, kernel=GEMM.title)
-    choose(shown, target="sm_90a")  # compiled only
-    assert not seen.data["state"]["keep"]
-
-
-def test_keep_needs_a_time_of_this_gpu_and_of_a_dtype_with_a_table(on_h200):
-    shown = panel.Panel(GEMM, shape="4096³", preset="grid of 96")
-    assert "recorded on NVIDIA H200" in shown.box.data["choice"]["source"] and not shown.state()["keep"]
-    shown = panel.Panel(GEMM, shape="512,512,512", preset="the course's 8", dtype="fp16")
-    timed(shown)
-    click(shown, "keep")
-    assert "holds bf16 only" in shown.state()["problem"]
-
-
-def test_a_damaged_table_is_said_and_left(on_h200):
-    path = tuned.table_path("gemm", "NVIDIA H200")
-    path.parent.mkdir(parents=True)
-    path.write_text("{")
-    shown = panel.Panel(GEMM, shape="512,512,512", preset="the course's 8")
-    timed(shown)
-    click(shown, "keep")
-    assert "mend it or delete it" in shown.state()["problem"] and path.read_text() == "{"

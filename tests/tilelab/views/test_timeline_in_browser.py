@@ -5,7 +5,6 @@ Screenshots stay in build/screenshots.
 
 import contextlib
 import json
-import pathlib
 import re
 
 import pytest
@@ -199,25 +198,6 @@ def test_play_moves_the_cursor_and_stops(open_page):
     page.wait_for_timeout(200)
     assert stopped > 0 and find_state(page)["cursor"] == stopped
     assert page.get_by_role("button", name="Move the cursor").inner_text() == "Play"
-
-
-def test_the_export_is_a_trace_in_the_order_of_time_whose_rows_do_not_overlap(open_page, tmp_path):
-    page = open_page()
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Save both recordings").click()
-    assert download.value.suggested_filename == "timeline_1-stage_4-stages.json"
-    events = json.loads(pathlib.Path(download.value.path()).read_text())["traceEvents"]
-    assert {event["pid"] for event in events} == {0, 1}
-    for process in (0, 1):
-        mine = [event for event in events if event["pid"] == process and event["ph"] != "M"]
-        times, ends = [event["ts"] for event in mine], {}
-        assert times == sorted(times) and min(times) >= 0
-        for event in mine:
-            if event["ph"] == "X":
-                assert event["dur"] >= 0 and event["ts"] >= ends.get(event["tid"], 0) - 1e-3
-                ends[event["tid"]] = event["ts"] + event["dur"]
-        counts = [event["args"]["stages"] for event in mine if event["ph"] == "C"]
-        assert counts[-1] == 0 and 0 <= min(counts) and max(counts) <= (4 if process else 1)
 
 
 def test_one_tab_stop_for_each_part_and_keys_stay_in_the_view(open_page):

@@ -94,10 +94,3 @@ def test_rows_have_counters_times_and_a_finding(monkeypatch):
     )
     rows = audit.count_transpose().rows
     assert [row["name"] for row in rows] == names and all(row["dram_bytes"] == 2000 for row in rows)
-    assert audit.describe(rows) == (
-        "The walk across takes 10.0% longer than the copy and moves +0.0% bytes of DRAM. These bytes explain 0% of the "
-        "gap, and the lower rate the rest (0 GB/s after 0). With tiles that stay in their place, turning their "
-        "elements costs +0.0%. With elements that stay in their place within a tile, moving the tiles costs +8.0%. "
-        "With a swizzle, 0 wavefronts are lost to bank conflicts, without one 0, and the swizzle changes the time by "
-        "+5.0%. The walk down takes 2.0% longer than the copy (0 GB/s)."
-    )

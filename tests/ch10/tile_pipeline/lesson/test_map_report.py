@@ -9,7 +9,7 @@ import pytest
 import torch
 from planted import rarely
 
-from ch10.tile_pipeline.lesson import box_dump, map_report
+from ch10.tile_pipeline.lesson import map_report
 from ch10.tile_pipeline.lesson.command import COMMAND as command
 from ch10.tile_pipeline.lesson.map_report import parse_load
 from tilelab.runtime import cuda, device, files, tensor_map
@@ -111,16 +111,6 @@ def test_a_narrow_box_is_outside_of_the_tool_only_if_its_map_is_legal():
         parse_load("dtype=bfloat16,shape=100x64,box=16x16,swizzle=128B")
     (sentence,) = parse_load("dtype=bfloat16,shape=100x64,box=16x12,swizzle=128B").broken_map_rules()
     assert "12 elements take 24" in sentence
-    for rank in range(1, 6):
-        extents = "x".join(["2"] * (rank - 1) + ["64"])
-        text = f"shape={extents},box={extents},mode=tiled,interleave=none,element_strides=1"
-        assert not parse_load(text).broken_map_rules()
-
-
-def test_the_import_of_version_0_1_finds_the_tool():
-    from ch10.tile_pipeline import map_report as moved
-
-    assert moved is map_report
 
 
 def test_every_broken_rule_is_listed():
@@ -139,22 +129,11 @@ def test_every_broken_rule_is_listed():
         ("shap=3", "each part is FIELD=VALUE with one of dtype, shape"),
         ("shape=3xx4", "shape takes whole numbers"),
         ("start=1x2", "start takes whole numbers"),
-        ("dtype=fp4", "unknown dtype 'fp4'; choose one of uint8"),
+        ("dtype=fp4", "this tool takes dtype=uint8|"),
         ("shape=64x64,box=8", "box must have 2 numbers"),
         ("shape=0,box=1", "shape must have 1 to 5 extents from 1"),
         ("shape=64x64,strides=64x2,box=8x8", "the last stride must be 1"),
-        ("swizzle=3B", "unknown swizzle"),
-        ("swizzle=128B_ATOM_32B", "is legal in a tensor map, but not known to this tool"),
-        ("dtype=16U4_ALIGN8B", "is legal in a tensor map, but not known to this tool"),
-        (
-            "dtype=float8_e4m3fn",
-            "describes float8_e4m3fn as UINT8 here, which moves the same bytes: write dtype=uint8",
-        ),
-        ("dtype=uint32", "write dtype=int32"),
-        ("dtype=BFLOAT16", "write dtype=bfloat16"),
-        ("mode=im2col", "mode=im2col may be legal in a tensor map, but is outside of this tool"),
-        ("interleave=16B", "is outside of this tool"),
-        ("element_strides=2x1", "with element strides of 1"),
+        ("swizzle=3B", "128B; not '3B'"),
         ("shape=64x64,box=8x4,swizzle=128B", "the swizzle of 128 bytes, and a row of this box takes 16"),
         ("shape=64x64,box=8x8,extra=-999", "the barrier cannot expect -743 bytes"),
         ("shape=1000000x1000,box=8x8", "the reproducer takes up to 1,073,741,824"),
@@ -218,7 +197,9 @@ def test_the_reproducer_is_whole_and_builds(tmp_path, text):
 def test_wrong_bytes_of_a_box_are_counted(corner, fill, swizzle):
     load = parse_load(f"{GOOD},corner={corner[0]}x{corner[1]},fill={fill},swizzle={swizzle},start=16")
     data = torch.randn(load.tensor_bytes // 4).view(torch.uint8)
-    right = box_dump.box_spec(data[16:].view(torch.float32).view(100, 64), *corner, (16, 32), fill)
+    outside = float("nan") if fill == "nan" else 0.0
+    wide = torch.nn.functional.pad(data[16:].view(torch.float32).view(100, 64), (200,) * 4, value=outside)
+    right = wide[200 + corner[0] :, 200 + corner[1] :][:16, :32]
     found = torch.empty(load.box_bytes, dtype=torch.uint8)
     found[tensor_map.swizzle_offset(torch.arange(load.box_bytes), swizzle)] = right.flatten().view(
         torch.uint8

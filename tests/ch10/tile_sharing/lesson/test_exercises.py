@@ -187,3 +187,19 @@ def test_the_lesson_gives_the_signature_of_the_solution():
 def test_a_block_that_announces_only_its_own_share_reads_too_early():
     own_share = changed("nearest_multicast", ("expect_tx(barrier, BYTES)", "expect_tx(barrier, SHARE)"))
     assert re.search("were not announced|may still be landing", run_check(own_share))
+
+
+def test_the_sweep_of_the_gemm_says_for_how_many_a_multicast_is_faster(monkeypatch):
+    speeds = {
+        "a · spec": 1.0,
+        "a · spec · cluster of 2": 1.1,
+        "b · spec": 0.8,
+        "b · spec · cluster of 2": 0.6,
+        "c": 0.9,
+    }
+    rows = [{"config": name, "ratio": ratio} for name, ratio in speeds.items()]
+    found = {"rows": rows, "device": {"name": "H", "capability": [9, 0]}, "recorded": "2026-11-28"}
+    monkeypatch.setattr(exercises.results, "load", lambda name: found)
+    said = exercises.describe_gemm_clusters()
+    assert "faster in 1 of 2 configurations, 0.75 to 1.10 × the same without (most: a)" in said
+    assert "the fastest with 1.10 × cuBLAS, without 1.00 ×; recorded on H, 2026-11-28" in said

@@ -121,8 +121,6 @@ def test_rows_are_those_of_the_record(monkeypatch):
     for measure, record in (
         (experiments.check_correctness, "check"),
         (experiments.measure_squares, "squares"),
-        (experiments.measure_llm, "llm"),
-        (experiments.measure_ragged, "ragged"),
         (experiments.measure_width, "width"),
     ):
         rows, recorded = measure.__wrapped__(), results.load(f"ch10_gemm_{record}", results.PREFERRED)

@@ -274,7 +274,7 @@ def test_the_profilers_counts_stand_beside_the_timelines(pretended_recorder, mon
     assert [row["name"] for row in rows] == list(recorder.MEASURED)
     for row in rows:
         assert row["idle_profiler"] == 0.75 and row["points"] == pytest.approx(100 * (row["idle"] - 0.75))
-        assert 0 < row["without_products"] <= row["idle"] < 1 and row["ctas"] == 1
+        assert 0 < row["idle"] < 1 and row["ctas"] == 1
 
 
 def test_the_cost_of_recording_is_a_share_of_the_plain_kernels_time(pretended_recorder, monkeypatch):

@@ -84,8 +84,6 @@ def test_rows_of_every_case(stand_ins, monkeypatch, flash_4):
         if row["name"] == "course"
     }
     assert against["cuDNN"][0] == 2 and against[FLASH_4] == (pytest.approx(0.9), 0, "4.0")
-    best = peers.select_strongest([row for row in rows if row["name"] == "course"], ("shape", "causal"))
-    assert len(best) == cases and {row["peer"] for row in best} == {FLASH_4}
     assert {tuple(row["shape"]) for row in rows[-2:]} == {experiments.LONG}
     assert "ch14_attention_peers" in results.EXPERIMENTS
 
@@ -97,8 +95,6 @@ def test_without_it_its_rows_say_why(stand_ins, monkeypatch):
     missing = [row for row in rows if row["status"] != "ok"]
     assert len(missing) == len(audit.CASES) + 1 and {row["peer"] for row in missing} == {FLASH_4}
     assert all("TILES_PEERS" in row["reason"] and "ratio" not in row for row in missing)
-    best = peers.select_strongest([row for row in rows if row["name"] == "course"], ("shape", "causal"))
-    assert {row["peer"] for row in best} == {"cuDNN"}
 
 
 def test_a_result_that_is_wrong_is_not_timed(stand_ins, monkeypatch, flash_4):
