@@ -330,14 +330,13 @@ def test_wgmma(width, a, b, in_registers, transposed, negative):
 
 @cases(
     "asm, said",
-        ('asm("tcgen05.alloc.cta_group::1 [%0], 32;" :: "r"(0));', "instruction `tcgen05.alloc.cta_group::1`"),
-        ('asm("mov.u32 %0, %%envreg3;" : "=r"(x));', "special register `%envreg3`"),
-        ('asm("add.rz.f32 %0, %0, %0;" : "+r"(x));', "instruction `add.rz.f32`"),
-        ('asm("cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%0, %0, '
-         '%0}], [%0], {%2};" :: "r"(x), "l"(0ll), "h"((short)0));', "instruction `cp.async.bulk.tensor.3d.*im2col"),
-        ('asm("add.u32 %0, %0, missing;" : "+r"(x));', "operand `missing`"),
-        ('asm("mov.u32 %0;" : "=r"(x));', "cannot read `mov.u32`")
-    ,
+    ('asm("tcgen05.alloc.cta_group::1 [%0], 32;" :: "r"(0));', "instruction `tcgen05.alloc.cta_group::1`"),
+    ('asm("mov.u32 %0, %%envreg3;" : "=r"(x));', "special register `%envreg3`"),
+    ('asm("add.rz.f32 %0, %0, %0;" : "+r"(x));', "instruction `add.rz.f32`"),
+    ('asm("cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%0, %0, '
+     '%0}], [%0], {%2};" :: "r"(x), "l"(0ll), "h"((short)0));', "instruction `cp.async.bulk.tensor.3d.*im2col"),
+    ('asm("add.u32 %0, %0, missing;" : "+r"(x));', "operand `missing`"),
+    ('asm("mov.u32 %0;" : "=r"(x));', "cannot read `mov.u32`"),
 )  # fmt: skip
 def test_what_is_missing_is_refused_by_name_and_line(asm, said):
     source = (
@@ -470,10 +469,9 @@ def test_a_broken_rule_is_named_behind_libcu(name, change, said):
 
 @cases(
     "change, said",
-        (("thread_scope_block>;", "thread_scope_device>;"), "knows cuda::barrier for the threads of a block"),
-        (("auto pipe = cuda::make_pipeline();", "cuda::pipeline_shared_state<cuda::thread_scope_block, 2> pipe;"),
-         "uses .*pipeline_shared_state")
-    ,
+    (("thread_scope_block>;", "thread_scope_device>;"), "knows cuda::barrier for the threads of a block"),
+    (("auto pipe = cuda::make_pipeline();", "cuda::pipeline_shared_state<cuda::thread_scope_block, 2> pipe;"),
+     "uses .*pipeline_shared_state"),
 )  # fmt: skip
 def test_other_scopes_of_libcu_are_refused(change, said):
     with pytest.raises(emulator.NotEmulated, match=said):
