@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tomllib
 from collections.abc import Mapping
 
 from IPython.display import Markdown
@@ -10,65 +11,7 @@ from IPython.display import Markdown
 from claims import judge, trial
 
 ANSWERS = "holds", "only if", "fails", "open"
-# What each claim teaches: the kind of its error, how to notice it, and a sentence that would have been safe.
-LESSONS = {
-    "memory": (
-        "Its own datasheet contradicts it",
-        "A rate above the datasheet's was not measured on that machine. This check takes a minute and needs no GPU, "
-        "so it comes first.",
-        "The datasheet gives the memory … GB/s. Our copy of … bytes reaches … % of it.",
-    ),
-    "tested_and_working": (
-        "Nobody ran it",
-        "A configuration that cannot be launched is easy to overlook where the autotuner passes over it in silence. "
-        "Ask for a report with one line per configuration.",
-        "… of the six were launched and gave the right result. The others were refused, for these reasons: …",
-    ),
-    "more_warps": (
-        "A right effect with a wrong cause",
-        "The note's larger tiles are faster than its cautious ones. But a cause is a claim of its own, and it needs a "
-        "pair of kernels that differ in the cause alone.",
-        "The larger tile gains …. It takes 8 warps because 4 have too few registers for it.",
-    ),
-    "small_k": (
-        "A threshold from few failures",
-        "Somebody lowered a number until the crash went away. The number does not decide. A property of the loop does, "
-        "which the tried cases shared.",
-        "This loop fails with these settings: …. We have tried no other loop.",
-    ),
-    "one_stage": (
-        "No error",
-        "With one stage there is no pipeline, so the pass that fails has nothing to do. A threshold with a reason "
-        "behind it tends to hold.",
-        "",
-    ),
-    "accumulators_slower": (
-        "A kernel measured against itself",
-        "Where a change leaves the kernel as it was, the measured difference is the noise of the measurement. Compare "
-        "the compiled kernels before you compare their times.",
-        "The change makes another kernel in … of three tests. There it costs … ± … %.",
-    ),
-    "same_kernel_twice": (
-        "More digits than the noise allows",
-        "Time a kernel twice before you compare two. The difference is the smallest one that you may report.",
-        "The two timings of one kernel differ by … %, so we call less than that no difference.",
-    ),
-    "fewer_reads": (
-        "A count of what the hardware does not count",
-        "The note counts lanes that read. The hardware counts wavefronts. Name the counter, and read it in a profiler.",
-        "With the search in lane 0 the profiler counts … wavefronts of shared memory, and … before.",
-    ),
-    "attention": (
-        "A gain over a baseline without a name",
-        "“Standard attention” may store all scores, or be FlashAttention-2. The factor depends on it.",
-        "At this shape, on this GPU, it runs at … × FlashAttention-2, version ….",
-    ),
-    "figures_of_a_b200": (
-        "No machine",
-        "Without the machine the figure is neither right nor wrong. A result of another GPU does not refute it.",
-        "On one B200 with this driver, the median of … runs is … TFLOP/s, and cuBLAS beside it reaches ….",
-    ),
-}
+LESSONS = tomllib.loads((judge.ROOT / "claims" / "lesson.toml").read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -85,12 +28,12 @@ def answer(name: str) -> str:
 def fold_verdict(name: str) -> Markdown:
     """Return the verdict of a claim, its figure, and the kind of its error, under a line to unfold."""
     found = find(name)
-    kind, how, safe = LESSONS[name]
+    lesson = LESSONS[name]
     lines = [
         "<details><summary>Verdict: unfold it after you have judged</summary>",
         f"{found.mark_verdict()}. {found.finding.figure}",
-        f"**{kind}.** {how}",
-        *([f"*Safe to say:* “{safe}”"] if safe else []),
+        f"**{lesson['kind']}.** {lesson['how']}",
+        *([f"*Safe to say:* “{lesson['safe']}”"] if "safe" in lesson else []),
         f"Shown in {found.link('')}.",
         "</details>",
     ]

@@ -60,9 +60,8 @@ def served(folder: pathlib.Path, *command: str, cell: str = ""):
         made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
         made.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
         nbformat.write(made, course / "one_cell.ipynb")
-    write_kernel_spec(
-        folder / "jupyter" / "kernels" / "python3"
-    )  # this interpreter, whatever else is installed
+    # this interpreter, whatever else is installed
+    write_kernel_spec(folder / "jupyter" / "kernels" / "python3")
     news = folder / "jupyterlab_settings_dir" / "@jupyterlab" / "apputils-extension"
     news.mkdir(parents=True)  # JupyterLab's question whether to fetch news covers part of the page
     (news / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
@@ -80,18 +79,16 @@ def served(folder: pathlib.Path, *command: str, cell: str = ""):
         )
     }
     env = notebook.child_env(**own, JUPYTER_PATH=str(folder / "jupyter"))
-    env.pop(
-        "TRITON_INTERPRET", None
-    )  # conftest sets it here; a notebook finds its way to the interpreter by itself
+    # conftest sets it here; a notebook finds its way to the interpreter by itself
+    env.pop("TRITON_INTERPRET", None)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     token = secrets.token_hex()
     log = folder / "server.log"
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(
-        0, sorted(cores)[:2]
-    )  # inherited: a sweep then lasts long enough to be cancelled anywhere
+    # inherited: a sweep then lasts long enough to be cancelled anywhere
+    os.sched_setaffinity(0, sorted(cores)[:2])
     arguments = [part.format(port=port, token=token) for part in command]
     try:
         with open(log, "w") as said:

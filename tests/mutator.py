@@ -23,9 +23,8 @@ import signal
 import time
 import tomllib
 
-os.environ.update(
-    OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TILES_QUICK="1"
-)  # before torch: a fork has one thread
+# before torch: a fork has one thread
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TILES_QUICK="1")
 
 from tilelab.runtime import device  # isort: split
 
@@ -69,9 +68,6 @@ def _closing(text, at):
         if not depth:
             return place + 1
     return len(text)
-
-
-# ---- CUDA C++
 
 
 def _blanked(source):
@@ -160,9 +156,6 @@ def _changes(first, second):
         r"(?:\+\+|--)(\w+)", first
     )
     return any(re.search(rf"\b{name}\b", second) for name in assigned)
-
-
-# ---- Python
 
 
 def _python_mutants(source):
@@ -272,9 +265,6 @@ def _may_swap_python(first, second, bound):
     )
 
 
-# ---- running
-
-
 def mutants(source):
     """The mutants of a cell's text, each once and each with a name of its own."""
     found = _cuda_mutants(source) if source.startswith("%%cuda") else _python_mutants(source)
@@ -381,7 +371,7 @@ def find_reason(stem, cell, what):
 
 
 if __name__ == "__main__":
-    cuda_magic.describe = lambda kernel: ""  # the check counts, not what a compiler says of registers
+    cuda_magic.read_build = cuda_magic.describe = lambda *_: ""  # the check counts, not what a compiler says
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("stems", nargs="+", metavar="STEM", help="a notebook with solutions")
     parser.add_argument("--sample", type=int, help="so many mutants of each of two cells; default: all")

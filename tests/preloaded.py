@@ -29,9 +29,8 @@ def run_nbval(arguments, env, folder, log, timeout_s):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     path = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [os.path.dirname(__file__), path]
-    )  # the server finds this file by it
+    # the server finds this file by it
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), path])
     try:
         forkserver.ensure_running()
     finally:

@@ -93,9 +93,8 @@ def test_public_functions_are_described_by_what_they_do(topics):
     for topic in topics:
         for name, function in public_functions(topic).items():
             words = (function.__doc__ or "").split()
-            assert words and words[0] not in ("What", "Why", "How", "Whether"), (
-                f"{topic.__name__}.{name}: {words[:5]}"
-            )
+            assert words, f"{topic.__name__}.{name}: {words[:5]}"
+            assert words[0] not in ("What", "Why", "How", "Whether"), f"{topic.__name__}.{name}: {words[:5]}"
 
 
 def test_every_operator_refuses_a_view_that_negates():
@@ -110,11 +109,9 @@ def list_calls_with_a_negated_view():
     def random(*shape, dtype=torch.float16):
         return torch.randn(*shape).to(dtype)
 
-    halves, bf16, ones = (
-        [random(64, 64), random(64, 64)],
-        random(32, 64, dtype=torch.bfloat16),
-        torch.ones(1, 1),
-    )
+    halves = [random(64, 64), random(64, 64)]
+    bf16 = random(32, 64, dtype=torch.bfloat16)
+    ones = torch.ones(1, 1)
     fp8, zeros = random(128, 128).to(torch.float8_e4m3fn), torch.zeros(16, 32, dtype=torch.uint8)
     packed = mx_formats.quantise(bf16, "nvfp4")
     of_packed = [

@@ -49,9 +49,8 @@ def find_images(path):
 def test_form(path):
     kept, code = read(path)
     first = kept["cells"][0]
-    assert first["cell_type"] == "markdown" and lines(first)[0].startswith("# "), (
-        "the first cell is the title"
-    )
+    assert first["cell_type"] == "markdown", "the first cell is the title"
+    assert lines(first)[0].startswith("# "), "the first cell is the title"
     assert "widgets" not in kept["metadata"], "widget state is saved: run `make record`"
     for number, cell in enumerate(kept["cells"]):
         is_kernel = any(mark in "".join(cell["source"]) for mark in ("%%cuda", "@triton.jit", "@gluon.jit"))
@@ -85,9 +84,8 @@ def test_form(path):
             f"{path.stem} has no package"
         )
     if path not in DEMOS:
-        assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), (
-            "run `make record`"
-        )
+        seen = [cell["execution_count"] for cell in code]
+        assert seen == list(range(1, len(code) + 1)), "run `make record`"
 
 
 def test_every_picture_is_shown_and_needs_nothing_else():

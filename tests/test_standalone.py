@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import cases
 
 from tilelab import ROOT, emulator
 from tilelab.cells import check_kernel, cuda_magic, lesson
@@ -39,13 +40,11 @@ def test_it_is_right_and_compiles(file, tmp_path, capsys):
 
 
 @needs_emulator
-@pytest.mark.parametrize(
+@cases(
     "file, change",
-    [
-        (RING, ("use / STAGES % 2", "use % 2")),
-        (TRANSPOSE, ("fence.proxy.async.shared::cta;", "")),
-        (TRANSPOSE, ("        __syncthreads();  // the engine has read", "        // the engine has read")),
-    ],
+    (RING, ("use / STAGES % 2", "use % 2")),
+    (TRANSPOSE, ("fence.proxy.async.shared::cta;", "")),
+    (TRANSPOSE, ("        __syncthreads();  // the engine has read", "        // the engine has read")),
 )
 def test_a_fault_is_found(file, change, tmp_path):
     assert run(file, tmp_path, *change) == 1
@@ -55,9 +54,8 @@ def test_a_fault_is_found(file, change, tmp_path):
 @pytest.mark.parametrize("file", FILES)
 def test_it_needs_nothing_of_the_course(file, tmp_path):
     text = (FOLDER / f"{file}.cu").read_text()
-    assert {"cuda.h", "cuda_runtime.h", "stdint.h", "stdio.h", "stdlib.h"} >= set(
-        re.findall(r"#include <(.*)>", text)
-    )
+    found = {"cuda.h", "cuda_runtime.h", "stdint.h", "stdio.h", "stdlib.h"}
+    assert found >= set(re.findall(r"#include <(.*)>", text))
     assert '#include "' not in text
     assert all(kernel.cubin for kernel in cuda_magic.find_kernels(text, target="sm_90a").values())  # by NVRTC
     build = re.match(r"// (nvcc .*) && ", text)[1]
@@ -66,8 +64,6 @@ def test_it_needs_nothing_of_the_course(file, tmp_path):
         subprocess.run(build, shell=True, check=True, cwd=tmp_path, capture_output=True)
         assert (tmp_path / re.search(r"-o (\w+)", build)[1]).is_file()
 
-
-# ---- in Triton
 
 GEMM = FOLDER / "descriptor_gemm.py"
 
@@ -90,12 +86,10 @@ def test_the_gemm_is_right_without_the_course(tmp_path):
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("tile_id_c = tl.program_id(0) - PROGRAMS", "tile_id_c = tl.program_id(0)"),
-        ("n + 3 * part", "n + 2 * part"),
-    ],
+    ("tile_id_c = tl.program_id(0) - PROGRAMS", "tile_id_c = tl.program_id(0)"),
+    ("n + 3 * part", "n + 2 * part"),
 )
 def test_a_fault_of_the_gemm_is_found(change, tmp_path, capsys):
     text = GEMM.read_text()

@@ -62,9 +62,8 @@ def test_a_fact_that_changes_is_named():
     fact = "nbval-check-output"
     assert troubles.find_changed_fact(make("1\n", fact), make("1", fact)) == ""
     assert troubles.find_changed_fact(make("1"), make("2")) == ""
-    assert (
-        troubles.find_changed_fact(make("1", fact), make("2", fact)) == "cell 0 prints ['2'] instead of ['1']"
-    )
+    found = troubles.find_changed_fact(make("1", fact), make("2", fact))
+    assert found == "cell 0 prints ['2'] instead of ['1']"
 
 
 def test_damage_is_named(tmp_path):

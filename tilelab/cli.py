@@ -7,7 +7,6 @@ A bad argument is one line on stderr, rows are a table or one JSON object, and t
 from __future__ import annotations
 
 import argparse
-import codecs
 import contextlib
 import json
 import os
@@ -28,7 +27,7 @@ def run_main(main: Callable[[], int]) -> NoReturn:
     """Run a command line and end the process with its exit status.
 
     A reader that closes the pipe early, as `head -1` does, ends the process silently, as SIGPIPE would. So does a
-    standard output that is closed from the start. A terminal that lacks a character gets one like it.
+    standard output that is closed from the start. A terminal that lacks a character gets a question mark.
     """
     prepare_streams()
     if signal.getsignal(signal.SIGINT) is cancel_import:
@@ -52,24 +51,13 @@ def run_main(main: Callable[[], int]) -> NoReturn:
     sys.exit(status)
 
 
-LIKE = str.maketrans(
-    {"×": "x", "µ": "u", "–": "-", "—": "-", "…": "...", "≥": ">=", "≤": "<=", "→": "->", "·": "*"}
-)
-
-
 def prepare_streams() -> None:
     """Let standard output and error take every text: they may be closed, or know fewer characters than UTF-8."""
-
-    def find_like(error: UnicodeError) -> tuple[str, int]:
-        text = error.object[error.start : error.end].translate(LIKE)
-        return text.encode("ascii", "replace").decode(), error.end
-
-    codecs.register_error("like", find_like)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))
         if hasattr(getattr(sys, name), "reconfigure"):  # a test may have put another object there
-            getattr(sys, name).reconfigure(errors="like")
+            getattr(sys, name).reconfigure(errors="replace")
 
 
 def make_plain_parser(module: str, description: str) -> argparse.ArgumentParser:
@@ -221,7 +209,7 @@ def target(help: str = "compile only, for this target (sm_100a); needs no GPU") 
 
 def tune() -> Option:
     """Return an option for a file of shapes, of which the command finds the fastest configurations."""
-    words = "find the fastest configuration for each shape M,N,K of a file, and keep it in tuned/, where"
+    words = "find the fastest configuration for each shape M,N,K of a file, and keep it where"
     return Option(f'{words} config="best" finds it', metavar="FILE")
 
 

@@ -1,6 +1,5 @@
 """Configurations of the bulk copy kernels: how a kernel cuts its arrays, and the course's choices."""
 
-import re
 from dataclasses import dataclass
 
 from tilelab.runtime import spoken
@@ -25,10 +24,6 @@ PHRASES = {
     "ctas_per_sm": "{} CTAs per SM",
 }
 PERSISTENT, NO_CHUNKS = "persistent", "0 chunks per CTA"
-OLD_NAME = re.compile(
-    r"(?P<kernel>\w+) (?P<threads>\d+) × (?P<chunk_bytes>\d+) B"
-    r"(?:, (?P<stages>\d+) stages?, (?:(?P<chunks_per_cta>\d+) per CTA|(?P<ctas_per_sm>\d+) CTAs per SM))?"
-)
 
 
 def require_ranges(config: object, allowed: dict[str, range]) -> None:
@@ -89,8 +84,8 @@ class BulkConfig:
 
 
 def parse(text: str) -> BulkConfig:
-    """Return the configuration of a spoken name, or of the older spelling "bulk 32 × 2048 B, 4 stages, 8 per CTA"."""
-    fields = spoken.read(text.replace(PERSISTENT, NO_CHUNKS), PHRASES, OLD_NAME)
+    """Return the configuration of a spoken name. ValueError for other text."""
+    fields = spoken.read(text.replace(PERSISTENT, NO_CHUNKS), PHRASES)
     if "ctas_per_sm" in fields:
         fields.setdefault("chunks_per_cta", 0)
     if not {"kernel", "threads", "chunk_bytes"} <= fields.keys():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from tilelab.runtime import operands, spoken, tensor_map
@@ -57,12 +56,6 @@ PHRASES = {
     "cluster": "cluster of {}",
     "l2_promotion": "L2 fetches {}",
 }
-_OLD_NAME = re.compile(
-    r"(?P<op>\w+) (?P<rows>\d+) × (?P<columns>\d+), (?P<threads>\d+) threads(, (?P<stages>\d+) stages?)?"
-    r"(, span (?P<tiles_per_cta>\d+))?(, a (?P<producer>\w+) loads)?(, swizzle (?P<swizzle>\w+))?"
-    r"(, (?P<block>\d+) × \d+ a thread)?(, bands of (?P<raster>\d+))?(, cluster of (?P<cluster>\d+))?"
-    r"(, (L2 )?(?P<l2_promotion>\w+)( promotion)?)?"
-)
 
 
 @dataclass(frozen=True)
@@ -206,13 +199,8 @@ class TileConfig:
 
 
 def parse(text: str) -> TileConfig:
-    """Return the configuration with this `name`, or with its older form "copy 4 × 256, 32 threads, 2 stages, span 8".
-
-    Raises ValueError for another text.
-    """
-    fields = spoken.read(text, PHRASES, _OLD_NAME)
-    if fields.get("l2_promotion") == "no":
-        fields["l2_promotion"] = "none"
+    """Return the configuration with this `name`. Raises ValueError for another text."""
+    fields = spoken.read(text, PHRASES)
     if not {"op", "rows"} <= fields.keys():
         raise ValueError(f"{text!r:.80} names no configuration; one is copy · 2×256 · 32 threads.")
     return TileConfig(**fields)

@@ -15,7 +15,7 @@ import torch
 
 from ch10.wgmma_gemm import operator
 from ch10.wgmma_gemm.choice import rank
-from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, configs, fits, load_config, parse, rejection
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, configs, fits, parse, rejection
 from tilelab.runtime import build, cuda, device, first_call, operands, operators, provenance, tuned
 from tilelab.runtime.plans import Plan, Planner
 from tilelab.runtime.tensor_map import make_tensor_map
@@ -94,13 +94,13 @@ def find_best(m: int, n: int, k: int) -> tuple[WgmmaConfig, str]:
     """Return the configuration for a shape, and how it was found: in the table of tuned shapes, or by the model."""
     here = device.current()
     found = tuned.find_exact(
-        *("wgmma_gemm", load_config, m, n, k, "bf16"),
+        *("wgmma_gemm", WgmmaConfig, m, n, k, "bf16"),
         lambda config: fits(config, k) and not rejection(config),
         tuned_source,
     )
     if found:
         return found
-    ranked, why = rank(max(m, 1), max(n, 1), max(k, 1), here.sms or 132, here.name or "")
+    ranked, why = rank(max(m, 1), max(n, 1), max(k, 1), here.sms or 132, here.name or "", most=1)
     return ranked[0], why
 
 

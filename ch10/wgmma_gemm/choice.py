@@ -9,8 +9,11 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from ch10.wgmma_gemm.configs import BOX_K, SMEM_BYTES, WgmmaConfig, count_usable_sms, fits, rejection
 from tilelab.runtime import choice
@@ -169,6 +172,62 @@ def count_resident_ctas(config: WgmmaConfig) -> int:
     return max(1, min(233472 // (config.smem_bytes + 1024), 65536 // (config.threads * registers)))
 
 
+def _describe(config: WgmmaConfig, sms: int, rates: Rates) -> tuple[float, ...]:
+    """Return what `_predict` knows of a configuration. Numbers of several configurations may come as arrays."""
+    split = config.cluster if config.kernel == "split" else 1
+    below = 1 if split > 1 else config.cluster
+    resident = count_resident_ctas(config)
+    products = 2 * config.block_m * config.block_n * config.block_k / rates.flops
+    # With multicast, the other CTAs of the cluster load parts of A and B for this one.
+    rows = config.block_m * (1 - rates.multicast * (1 - 1 / config.cluster_n))
+    rows += config.block_n * (1 - rates.multicast * (1 - 1 / below))
+    if config.num_stages == 1:
+        waiting = (rates.latency_us + products) / resident
+    else:
+        waiting = rates.latency_us / (config.num_stages - 1) / resident
+    store_us = config.block_m * config.block_n * 2 / rates.bytes_in
+    ends = rates.tile_us + store_us
+    if config.kernel == "specialised" and not config.persistent:
+        ends += rates.start_us + rates.latency_us
+    ends = 0 if resident > 1 else ends  # other CTAs of the SM multiply meanwhile
+    fixed = rates.launch_us + rates.cluster_us * (config.cluster_size > 1)
+    if split > 1:
+        fixed += rates.split_us + split * 2 * store_us * rates.split_traffic
+    tile = config.block_m * below, config.block_n * config.cluster_n
+    return (
+        *(tile[::-1] if config.swap else tile),
+        config.cluster_size,
+        count_usable_sms(config.cluster_size, sms) * resident,
+        config.block_k * split,
+        resident,
+        max(products, waiting),
+        rows * config.block_k * 2 / rates.bytes_in,
+        rates.bytes_in / rates.bytes_alone if config.cluster_size == 1 else 1,
+        ends,
+        fixed,
+    )
+
+
+def _predict(numbers, m: int, n: int, k: int, sms: int, rates: Rates):
+    """Return the predicted times in microseconds, and how often the tiles fill the GPU."""
+    tile_m, tile_n, ctas, slots, depth, resident, busy, loads, alone, ends, fixed = numbers
+    tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n) * ctas
+    steps, pairs = np.ceil(k / depth) * resident, sms // 2
+    traffic = ((m + n) * k + m * n) * 2 / rates.dram_bytes / tiles
+    loads = loads * (1 + 0.5 * (k % BOX_K > 0))  # a row that starts within a 128-byte line touches two
+    waves = np.floor(tiles / slots)
+    rest = tiles - waves * slots
+    # DRAM serves all pairs of SMs alike, and then those with a second tile.
+    late, second = rest > pairs, pairs + rates.dram_bytes / rates.pair_bytes
+    beside = np.where(late, np.maximum(rest, second), rest)
+    step = np.maximum(busy, loads)
+    last = np.where(late, step, np.maximum(busy, loads * alone))
+    # Of the longer and the shorter of two activities, a norm decides; logarithms take less time than powers.
+    norm = np.log(((steps * step, steps * last), (traffic * slots, traffic * beside + 1e-9)))
+    full, last = np.exp(np.logaddexp(*(norm * rates.blend)) / rates.blend) + ends
+    return fixed + waves * full + (rest > 0) * last, tiles / slots
+
+
 def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int, rates: Rates = Rates()) -> float:
     """Return the predicted time in microseconds: of waves of tiles, each as long as its steps or as its part of DRAM.
 
@@ -176,46 +235,59 @@ def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int, rates: Rat
     the latency of a load divided by the loads in flight. Between two tiles, a CTA stores; one that is not persistent
     also starts and fills its ring. The last wave may have fewer tiles, which then have more of DRAM and of L2.
     """
-    split = config.cluster if config.kernel == "split" else 1
-    below = 1 if split > 1 else config.cluster
-    resident = count_resident_ctas(config)
-    ctas, tiles = count_usable_sms(config.cluster_size, sms) * resident, config.tiles(m, n) * split
-    products = 2 * config.block_m * config.block_n * config.block_k / rates.flops
-    # With multicast, the other CTAs of the cluster load parts of A and B for this one.
-    rows = config.block_m * (1 - rates.multicast * (1 - 1 / config.cluster_n))
-    rows += config.block_n * (1 - rates.multicast * (1 - 1 / below))
-    loads = rows * config.block_k * 2
-    loads *= 1 if k % BOX_K == 0 else 1.5  # a row that starts within a line of 128 bytes touches two
-    if config.num_stages == 1:
-        waiting = (rates.latency_us + products) / resident
-    else:
-        waiting = rates.latency_us / (config.num_stages - 1) / resident
-    tile_bytes = config.block_m * config.block_n * 2
-    ends = rates.tile_us + tile_bytes / rates.bytes_in
-    if config.kernel == "specialised" and not config.persistent:
-        ends += rates.start_us + rates.latency_us
-    ends = 0 if resident > 1 else ends  # other CTAs of the SM multiply meanwhile
-    steps, traffic, pairs = math.ceil(config.steps(k) / split), ((m + n) * k + m * n) * 2 / tiles, sms // 2
-
-    def wave(tiles_of_it: int) -> float:
-        alone = config.cluster_size == 1 and tiles_of_it <= pairs
-        step = max(products, loads / (rates.bytes_alone if alone else rates.bytes_in), waiting)
-        busy, dram = steps * step * resident, traffic * tiles_of_it / rates.dram_bytes
-        if pairs < tiles_of_it < ctas:  # DRAM serves all pairs alike, and then those with a second tile
-            dram = max(dram, traffic * (pairs / rates.dram_bytes + 1 / rates.pair_bytes))
-        return (busy**rates.blend + dram**rates.blend) ** (1 / rates.blend) + ends
-
-    waves, rest = divmod(tiles, ctas)
-    us = rates.launch_us + waves * wave(ctas) + (wave(rest) if rest else 0)
-    us += rates.cluster_us * (config.cluster_size > 1)
-    if split > 1:
-        us += rates.split_us + split * 2 * tile_bytes * rates.split_traffic / rates.bytes_in
-    return us
+    return float(_predict(_describe(config, sms, rates), m, n, k, sms, rates)[0])
 
 
-def rank(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[list[WgmmaConfig], str]:
-    """Return the candidates for C (m, n) with inner extent k, the fastest first, and what the order rests on."""
-    configs, rates = candidates(m, n, k), rates_of(gpu)
-    predicted = {name: predict_us(config, m, n, k, sms, rates) for name, config in configs.items()}
-    names, why = choice.rank("wgmma_gemm", gpu, predicted, m, n, k)
-    return [configs[name] for name in names], why
+# Families of one group have tiles of the same width: fixed ones, and the tokens' by `more`.
+GROUPS = {
+    more: [f for f in FAMILIES.values() if (f.block_n == 0) * (f.more + 1) == more] for more in range(4)
+}
+NAMES = tuple(family.name for group in GROUPS.values() for family in group)
+
+
+@functools.lru_cache(maxsize=1024)
+def _describe_group(more: int, width: int, sms: int, gpu: str) -> np.ndarray:
+    """Return a column for each family of a group: the least M, N and K, and what `_predict` knows."""
+    columns = []
+    for family in GROUPS[more]:
+        wide = family._replace(block_n=family.block_n or width, more=0)
+        if not wide.block_n or not (config := _fill(wide)):
+            columns.append([math.inf] * 3 + [1.0] * 11)
+            continue
+        split = config.cluster if config.kernel == "split" else 1
+        narrow = 8 * family.more if more else config.block_n / 2 * (config.block_n >= 32)
+        beside = max(config.block_n * (config.cluster_n - 1), narrow)
+        below = config.block_m * (config.cluster // split - 1)
+        least = (beside, below) if family.swap else (below, beside)
+        numbers = _describe(config, sms, rates_of(gpu))
+        columns.append([*least, config.block_k * (split - 1), *numbers])
+    return np.array(columns).T
+
+
+def predict(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the waves."""
+    parts = [_describe_group(0, 0, sms, gpu)]
+    for more in range(3):
+        tiles = math.ceil(m / 256) + more
+        parts.append(_describe_group(more + 1, math.ceil(m / tiles / 8) * 8 if tiles <= 11 else 0, sms, gpu))
+    least_m, least_n, least_k, *numbers = np.concatenate(parts, 1)
+    us, waves = _predict(numbers, m, n, k, sms, rates_of(gpu))
+    us[(least_m >= m) | (least_n >= n) | (least_k >= k)] = math.inf
+    return us, waves
+
+
+def correct(
+    table: choice.Table, m: int, n: int, k: int, without: Callable[[choice.Shape], bool] | None = None
+) -> dict[str, float]:
+    """Return the corrected time of each family on the table's GPU; shapes for which `without` is true do not count."""
+    us, waves = predict(m, n, k, choice.SMS, table.gpu)
+    corrected, _ = table.correct(NAMES, us, (m, n, k), waves, predict, without)
+    return {name: time for name, time in zip(NAMES, corrected.tolist()) if time < math.inf}
+
+
+def rank(m: int, n: int, k: int, sms: int, gpu: str, most: int = len(NAMES)) -> tuple[list[WgmmaConfig], str]:
+    """Return the `most` fastest candidates for C (m, n) with inner extent k in order, and what the order rests on."""
+    us, waves = predict(m, n, k, sms, gpu)
+    order, why = choice.order("wgmma_gemm", gpu, NAMES, us, (m, n, k), waves, predict)
+    found = (FAMILIES[NAMES[place]].config(m, n, k) for place in order[:most])
+    return [config for config in found if config], why

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from tilelab.runtime import spoken
 
 KERNELS = ("one_group", "specialised", "split")
-OLD_FIELDS = {"stages": "num_stages", "group": "group_m"}  # in tables of earlier versions
 BOX_K = 64  # columns of A and B in a box: 128 bytes, the widest swizzle
 # The parts of a configuration's name, in this order.
 PHRASES = {
@@ -27,12 +25,6 @@ PHRASES = {
     "swap": "swapped",
     "pdl": "early",
 }
-_OLD_NAME = re.compile(
-    r"(?P<kernel>\w+) (?P<block_m>\d+) × (?P<block_n>\d+), (?P<num_stages>\d+) stages?"
-    r"(, (?P<consumers>\d+) consumers?)?(, (?P<block_k>\d+) deep)?(, cluster (?P<cluster>\d+))?"
-    r"(, (?P<persistent>persistent))?(, (?P<epilogue_subtile>\d+) parts)?(, group (?P<group_m>\d+))?"
-    r"(, (?P<swap>swapped))?(, (?P<pdl>early))?"
-)
 LIMITS = {
     "block_m": 256,
     "block_n": 256,
@@ -220,20 +212,12 @@ def count_usable_sms(cluster: int, sms: int) -> int:
 
 
 def parse(text: str) -> WgmmaConfig:
-    """Return the configuration with this `name`, or with its older form "specialised 128 × 128, 4 stages, 2 consumers".
-
-    Raises ValueError for another text.
-    """
+    """Return the configuration with this `name`. Raises ValueError for another text."""
     fields: dict[str, Any] = {"block_k": BOX_K, "kernel": "specialised"}
-    fields |= spoken.read(text, PHRASES, _OLD_NAME)
+    fields |= spoken.read(text, PHRASES)
     if not {"block_m", "num_stages"} <= fields.keys():
         raise ValueError(f"{text!r:.80} names no configuration; one is 128×256×64 · 4 stages · 2 consumers.")
     return WgmmaConfig(boxes_per_stage=fields.pop("block_k") // BOX_K, **fields)
-
-
-def load_config(**fields) -> WgmmaConfig:
-    """Return the configuration of a saved row, which may have the fields of an earlier version."""
-    return WgmmaConfig(**{OLD_FIELDS.get(name, name): value for name, value in fields.items()})
 
 
 def _ladder() -> dict[str, WgmmaConfig]:

@@ -95,11 +95,17 @@ def job(
     )
 
 
-def _compile_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, dict]:
+def _compile_options(
+    config: AttentionConfig, is_causal: bool, interpreted: bool = False
+) -> tuple[dict, dict]:
     """Return the constexpr arguments of the kernel, and the options of its compilation."""
     constants = {"CAUSAL": bool(is_causal), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    early = {"launch_pdl": not interpreted}
     if config.kernel == "plain":
-        return constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        return constants | {"EARLY": not interpreted}, early | {
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+        }
     constants |= {
         "Q_STAGES": 2,
         "STAGES": config.num_stages,
@@ -107,7 +113,7 @@ def _compile_options(config: AttentionConfig, is_causal: bool) -> tuple[dict, di
         "PING_PONG": config.ping_pong,
         "JOINT": config.four_groups,
     }
-    return constants, {"num_warps": 4}  # Gluon counts the warps of the first role only
+    return constants, early | {"num_warps": 4}  # Gluon counts the warps of the first role only
 
 
 def _query_rows(config: AttentionConfig) -> int:
@@ -242,7 +248,7 @@ def bind(
         "heads": h,
         "heads_per_kv": h // k.shape[1],
     }
-    constants, options = _compile_options(config, is_causal)
+    constants, options = _compile_options(config, is_causal, IS_INTERPRETED)
     grid = (min(items, device.current().sms) if config.persistent else items,)
     kernel = attention_hopper_kernel if gluon else attention_plain_kernel
     return kernel, grid, arguments, constants | options

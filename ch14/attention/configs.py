@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 
 from tilelab.runtime import device, spoken
 
@@ -108,10 +107,7 @@ PHRASES = {
 
 
 def parse(text: str) -> AttentionConfig:
-    """Return the configuration with this name, also in the old spelling "128,128,8,2 hopper overlap"."""
-    if old := re.fullmatch(r"(\d+),(\d+),(\d+),(\d+)((?: [a-z-]+)*)", text):
-        tile = f"{old[1]}×{old[2]} · {old[3]} warps · {old[4]} stages"
-        text = tile + old[5].replace(" ", spoken.SEPARATOR)
+    """Return the configuration with this name. ValueError for other text."""
     return AttentionConfig(**spoken.read(text, PHRASES))
 
 

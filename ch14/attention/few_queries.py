@@ -57,9 +57,10 @@ def split_job(config: AttentionConfig, target: str, d: int, is_causal: bool, dty
         | dict.fromkeys(["KEYS", *LENGTHS], "i32"),
         constants,
         target,
-        options["num_warps"],
-        options.get("num_stages", 3),
+        options.pop("num_warps"),
+        options.pop("num_stages", 3),
         aligned=tuple(pointers),
+        options=options,
         name=str(config),
     )
 
@@ -84,10 +85,13 @@ def _compile_split_options(
     config: AttentionConfig, is_causal: bool, interpreted: bool = False
 ) -> tuple[dict, dict]:
     constants = {"CAUSAL": bool(is_causal), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
-    constants |= {"EARLY": config.splits > 1 and not interpreted}
+    early = {"launch_pdl": not interpreted}
     if config.kernel == "split_hopper":
-        return constants | {"STAGES": config.num_stages}, {"num_warps": 4}  # of the first role
-    return constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        return constants | {"STAGES": config.num_stages}, early | {"num_warps": 4}  # of the first role
+    return constants | {"EARLY": not interpreted}, early | {
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
 
 
 def _compile_merge_options(config: AttentionConfig, d: int, interpreted: bool = False) -> tuple[dict, dict]:

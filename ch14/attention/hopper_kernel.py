@@ -40,6 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.language.core import _aggregate as aggregate
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ch14.attention.kernels import LOWEST
 
@@ -455,6 +456,8 @@ def attention_hopper_kernel(
     if PING_PONG:
         tensor_core_barriers = allocate_barriers(GROUPS, 1)
     fence_async_shared()  # without it TMA might not see the initialised barriers
+    gdc_wait()  # this kernel may start before the one before it has ended
+    gdc_launch_dependents()
     lengths = (KEYS, row_blocks, heads, heads_per_kv)
     problem = Problem(scale, items, lengths, paired, CAUSAL, BLOCK_M, BLOCK_N)
     descs = (q_desc, k_desc, v_desc, o_desc)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # The running maximum starts at the lowest finite float32. Where the first scores of a row are all -inf, a start at -inf
 # would give exp(-inf - -inf) = NaN. From here it is exp(-inf - LOWEST) = 0.
@@ -78,8 +79,12 @@ def attention_plain_kernel(
     CAUSAL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     D: tl.constexpr = q_desc.block_shape[3]
+    if EARLY:  # this kernel may start before the one before it has ended
+        gdc_wait()
+        gdc_launch_dependents()
     head = tl.program_id(0) // row_blocks
     row = tl.program_id(0) % row_blocks * BLOCK_M
     if CAUSAL:  # the last tile meets the most keys, so it starts first

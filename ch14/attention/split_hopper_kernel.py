@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.language.core import _aggregate as aggregate
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ch14.attention.hopper_kernel import (
     RingState,
@@ -207,12 +207,9 @@ def attention_split_hopper_kernel(
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
-    EARLY: gl.constexpr,
 ):
     D: gl.constexpr = k_desc.block_type.shape[3]
     GROUPS: gl.constexpr = BLOCK_M // ROWS
-    if EARLY:
-        gdc_launch_dependents()
     q_tiles = gl.allocate_shared_memory(k_desc.dtype, [GROUPS, ROWS, D], Q_LAYOUT)
     tiles = (allocate_tiles(k_desc, STAGES), allocate_tiles(v_desc, STAGES))
     k_full = allocate_barriers(STAGES, 1)
@@ -220,6 +217,8 @@ def attention_split_hopper_kernel(
     v_full = allocate_barriers(STAGES, 1)
     v_empty = allocate_barriers(STAGES, GROUPS)
     fence_async_shared()
+    gdc_wait()
+    gdc_launch_dependents()
     split = gl.program_id(0) % splits
     index = gl.program_id(0) // splits
     first_row = index % row_blocks * BLOCK_M

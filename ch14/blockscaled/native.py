@@ -37,10 +37,6 @@ PHRASES = {
     "epilogue_subtile": "{} subtiles",
     "fused": "fused",
 }
-_OLD_NAME = re.compile(
-    r"(?P<kernel>[a-z]+) (?P<block_m>\d+),(?P<block_n>\d+),(?P<block_k>\d+),(?P<num_warps>\d+),(?P<num_stages>\d+)"
-    r"( /(?P<epilogue_subtile>\d))?(?P<fused> fused)?"
-)
 
 
 @dataclass(frozen=True)
@@ -114,8 +110,8 @@ class NativeConfig:
 
 
 def parse(text: str) -> NativeConfig:
-    """Return the configuration of a name, as `NativeConfig.name` says it or in the old spelling, "native 128,256,…"."""
-    return NativeConfig(**spoken.read(text, PHRASES, _OLD_NAME))
+    """Return the configuration of a name, as `NativeConfig.name` says it."""
+    return NativeConfig(**spoken.read(text, PHRASES))
 
 
 def _lookup(form: str | number_formats.BlockFormat) -> number_formats.BlockFormat:
@@ -359,50 +355,8 @@ def job(
 
 
 PRODUCT = re.compile(r"\b((?:tcgen05\.mma|wgmma\.mma_async|mma\.sync)\.[\w.:]+)")
-LOAD = re.compile(r"\bcp\.async\.bulk\.tensor\.(\d)d\.shared")
 
 
 def tensor_core_instruction(ptx: str) -> tuple[str, int]:
     """Return the tensor core instruction that occurs most often in PTX, and how often; ("", 0) without one."""
     return next(iter(collections.Counter(PRODUCT.findall(ptx)).most_common(1)), ("", 0))
-
-
-def compile_for_targets(targets=device.TARGETS[1:], kernels=("native", "naive")) -> list[dict]:
-    """Return a row for each target, format and kernel: what the compiler makes of the first configuration.
-
-    `count` and the other counts are occurrences in the PTX. TMA loads operands in two dimensions and scales in
-    four. `tcgen05_cp` copies scales from shared to tensor memory, `tmem` is in columns. Needs no GPU.
-    """
-    cases = [
-        (target, form, next(iter(configs(form, target, kernel).values())))
-        for target in targets
-        for form in FORMS
-        for kernel in kernels
-    ]
-    wanted = [job(config, target, form) for target, form, config in cases]
-    reports = {id(made.job): made for made in build.build(wanted)}
-    rows = []
-    for (target, form, config), each in zip(cases, wanted):
-        made = reports[id(each)]
-        name, count = tensor_core_instruction(made.ptx)
-        loads = collections.Counter(LOAD.findall(made.ptx))
-        rows.append(
-            {
-                "target": target,
-                "format": form,
-                "kernel": config.kernel,
-                "config": str(config),
-                "status": made.status,
-                "instruction": name,
-                "count": count,
-                "tma_operands": loads["2"],
-                "tma_scales": loads["4"],
-                "tcgen05_cp": made.ptx.count("tcgen05.cp"),
-                "smem": made.smem,
-                "tmem": made.tmem,
-                "registers": made.registers,
-                "spills": made.spills,
-                "reason": rejection(made, form, config),
-            }
-        )
-    return rows

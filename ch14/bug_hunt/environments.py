@@ -87,25 +87,11 @@ def _install(version: str, path: pathlib.Path) -> None:
     unfinished = path.with_name(f".{path.name}")
     shutil.rmtree(unfinished, ignore_errors=True)  # an interrupted process may have left one
     try:
-        output = _run(
-            [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                f"triton=={version}",
-                "--target",
-                unfinished,
-                "--no-deps",
-                "--only-binary",
-                ":all:",
-                "--disable-pip-version-check",
-                "--no-input",
-                "--retries",
-                "1",
-                "-q",
-            ]
+        options = (
+            "--no-deps --only-binary :all: --disable-pip-version-check --no-input --retries 1 -q".split()
         )
+        pip = [sys.executable, "-m", "pip", "install", f"triton=={version}", "--target", unfinished]
+        output = _run([*pip, *options])
         if output:
             raise Unsupported(explain_pip(version, output))
         # Without site-packages, and without the interpreter, which would import numpy.

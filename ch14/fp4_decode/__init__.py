@@ -129,13 +129,14 @@ def _build(x, weight, scales, out, config, early: bool):
         )
     out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device) if out is None else out
     rows = grid[0] * config.block_n if config.kernel == "registers" else n
-    parts, counters = grid[1] * tokens * rows if grid[1] > 1 else 1, grid[0]
+    groups = -(-m // tokens)  # 1 but in the registers kernel
+    parts, counters = grid[1] * tokens * rows * groups if grid[1] > 1 else 1, grid[0] * groups
     constants = dict(BLOCK_N=config.block_n, TOKENS=tokens, SHARE=config.share, num_warps=config.num_warps)
     if config.kernel == "registers":
         kernel, tensors = decode_registers_kernel, (x, weight.view(torch.int32), scales, out)
         whole_words = k % 128 == 0 and scales.data_ptr() % 4 == 0
         constants |= dict(AHEAD=config.num_stages, SCALES_PER_LOAD=4 if whole_words else 1)
-        constants |= launch_options(config, m)
+        constants |= launch_options(config)
     else:
         kernel, tensors = decode_plain_kernel, (x.view(torch.int16), weight, scales, out.view(torch.int16))
         constants |= dict(FLOAT32=IS_INTERPRETED, num_stages=config.num_stages)
@@ -143,7 +144,9 @@ def _build(x, weight, scales, out, config, early: bool):
     names = ("x_ptr", "weight_ptr", "scales_ptr", "out_ptr", "parts_ptr", "arrivals_ptr")
     arguments = dict(zip(names, (*tensors, *_make_workspace(parts, counters, x.device))))
     arguments |= {"M": m, "N": n, "blocks": k // BLOCK}
-    launch = triton_launch.prepare(kernel, grid, arguments, dict(zip(names, range(6))), early, **constants)
+    launch = triton_launch.prepare(
+        kernel, (*grid, groups), arguments, dict(zip(names, range(6))), early, **constants
+    )
     return launch, config, parts, counters, chosen
 
 
@@ -291,7 +294,7 @@ def job(config: DecodeConfig, target: str, m: int = 16) -> build.Job:
     )
     constants = dict(BLOCK_N=config.block_n, TOKENS=padded_tokens(m, config.kernel), SHARE=config.share)
     constants |= dict(AHEAD=config.num_stages, SCALES_PER_LOAD=4) if registers else dict(FLOAT32=False)
-    options = dict(options=launch_options(config, m)) if registers else dict(num_stages=config.num_stages)
+    options = dict(options=launch_options(config)) if registers else dict(num_stages=config.num_stages)
     return build.Job(
         f"ch14.fp4_decode.kernels:decode_{config.kernel}_kernel",
         pointers | dict.fromkeys(("M", "N", "blocks"), "i32"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
 from tilelab.runtime import choice, device, spoken
@@ -11,15 +10,13 @@ from tilelab.runtime import choice, device, spoken
 MAX_TOKENS = 64
 SLAB = 128  # columns of a step
 CTAS = {64: 4, 128: 2, 192: 1, 256: 1}  # of the wgmma kernel per SM, by the rows of their tiles
+GROUP = 32  # tokens of a program of the registers kernel at most; more are several groups
 FEW = 16  # tokens, up to which the registers kernel is faster than the wgmma kernel
 
 STAGED = 32768  # bf16 elements of x that a program stages at most: 64 KiB of shared memory
 
 
 PHRASES = {"block_n share": "{}×{}", "num_warps": "{} warps", "num_stages": "{} stages", "kernel": "{}"}
-_OLD_NAME = re.compile(
-    r"(?P<kernel>[a-z]+),(?P<block_n>\d+),(?P<share>\d+),(?P<num_warps>\d+),(?P<num_stages>\d+)"
-)
 
 
 @dataclass(frozen=True)
@@ -107,12 +104,12 @@ class DecodeConfig:
 
 
 def parse(text: str) -> DecodeConfig:
-    """Return the configuration of a name, as `DecodeConfig.name` says it or in the old spelling with commas."""
-    return DecodeConfig(**spoken.read(text, PHRASES, _OLD_NAME))
+    """Return the configuration of a name, as `DecodeConfig.name` says it."""
+    return DecodeConfig(**spoken.read(text, PHRASES))
 
 
 def padded_tokens(m: int, kernel: str = "registers") -> int:
-    """Return the tokens that a kernel computes for M: a power of two, at least 8, for `plain` at least 16.
+    """Return the tokens that a program computes for M: a power of two, at least 8, for `plain` at least 16.
 
     Raise ValueError for an M that `decode` does not take.
     """
@@ -123,7 +120,8 @@ def padded_tokens(m: int, kernel: str = "registers") -> int:
         )
     if kernel == "wgmma":
         return next(tokens for tokens in (8, 16, 32, 48, 64) if m <= tokens)
-    return max(16 if kernel == "plain" else 8, 1 << (m - 1).bit_length())
+    tokens = max(16 if kernel == "plain" else 8, 1 << (m - 1).bit_length())
+    return min(tokens, GROUP) if kernel == "registers" else tokens
 
 
 # block_n, share, num_warps, num_stages: first the fastest on an H200 at 8192 x 8192, then smaller tiles for smaller
@@ -179,7 +177,7 @@ def predict_us(config: DecodeConfig, m: int, n: int, k: int, sms: int) -> float:
     multiplies with instructions of few tokens.
     """
     if config.kernel == "registers":
-        return 4 + n * k / 1e6 * (0.5 if m <= 32 else 1.45)
+        return 4 + n * k / 1e6 * 0.5 * math.ceil(m / GROUP)
     tokens, (tiles, shares) = padded_tokens(m, "wgmma"), config.grid(n, k)
     ctas, resident = tiles * shares, config.constants(tokens)["CTAS"]
     busy = math.ceil(ctas / sms)
@@ -222,9 +220,6 @@ def best_config(m: int, n: int, k: int, here: device.Device) -> DecodeConfig:
     return find_best(m, n, k, here)[0]
 
 
-def launch_options(config: DecodeConfig, m: int) -> dict:
-    """Return Triton's options for the registers kernel: an early start, and registers for two programs per SM.
-
-    The sums of more than 32 tokens do not fit into so few registers.
-    """
-    return {"launch_pdl": True, "maxnreg": 128 if config.num_warps >= 8 and m <= 32 else 255}
+def launch_options(config: DecodeConfig) -> dict:
+    """Return Triton's options for the registers kernel: an early start, and registers for two programs per SM."""
+    return {"launch_pdl": True, "maxnreg": 128 if config.num_warps >= 8 else 255}

@@ -190,6 +190,8 @@ __device__ __forceinline__ bool reduce_splits(float (&acc)[SUMS], float4* parts,
     if (arrived != splits - 1) return false;
 #pragma unroll
     for (int i = 0; i < SUMS; ++i) acc[i] = 0;
+    // Every load takes long, so those of two CTAs are under way at the same time.
+#pragma unroll 2
     for (int other = 0; other < splits; ++other)
 #pragma unroll
         for (int i = 0; i < SUMS; i += 4) {

@@ -319,6 +319,12 @@ def decode_registers_kernel(
     n = gl.program_id(0) * BLOCK_N
     share = gl.program_id(1)
     shares = gl.num_programs(1)
+    # The grid's third dimension is groups of TOKENS tokens. They read the same weights at about the same time.
+    group = gl.program_id(2)
+    tile = gl.program_id(0) * gl.num_programs(2) + group
+    M -= group * TOKENS
+    x_ptr += group * TOKENS * blocks * 32
+    out_ptr += (group * TOKENS).to(gl.int64) * N
     first = share * (SHARE // 32)
     blocks_left = gl.minimum(blocks - first, SHARE // 32)
     row = n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None]
@@ -361,14 +367,14 @@ def decode_registers_kernel(
         # The work space holds a tile of sums per program, and each thread reads again what the same thread of another
         # program stored. The lanes of a row store neighbouring groups of eight bytes.
         SIZE: gl.constexpr = BLOCK_N * TOKENS
-        parts = parts_ptr + gl.program_id(0).to(gl.int64) * shares * SIZE
+        parts = parts_ptr + tile.to(gl.int64) * shares * SIZE
         offset = row * TOKENS + token
         gl.store(parts + share.to(gl.int64) * SIZE + offset, acc)
         cta_barrier()  # all parts are stored before one thread counts the arrival
-        is_last = gl.atomic_add(arrivals_ptr + gl.program_id(0), 1) == shares - 1
+        is_last = gl.atomic_add(arrivals_ptr + tile, 1) == shares - 1
         if is_last:
             acc = add_parts(parts, offset, shares, BLOCK_N, TOKENS, mma)
-            gl.store(arrivals_ptr + gl.program_id(0), 0)  # for the next launch
+            gl.store(arrivals_ptr + tile, 0)  # for the next launch
     if is_last:
         inside = (token < M) & (n + row < N)
         gl.store(out_ptr + token.to(gl.int64) * N + (n + row), acc.to(gl.bfloat16), mask=inside)

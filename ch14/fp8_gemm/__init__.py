@@ -22,12 +22,22 @@ from ch14.fp8_gemm.configs import (
     best_config,
     candidates,
     configs,
-    make_config,
     operand_bytes,
     parse,
     predict_us,
 )
-from tilelab.runtime import build, choice, cuda, device, operands, operators, provenance, tuned, workspace
+from tilelab.runtime import (
+    build,
+    choice,
+    cuda,
+    device,
+    first_call,
+    operands,
+    operators,
+    provenance,
+    tuned,
+    workspace,
+)
 from tilelab.runtime.operands import Launch
 from tilelab.runtime.plans import Plan, Planner
 from tilelab.runtime.tensor_map import make_tensor_map
@@ -56,19 +66,25 @@ def tuned_source() -> str:
     return provenance.source_hash(SOURCE)
 
 
+def rank(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[list[Fp8Config], str]:
+    """Return the configurations for a shape, the likely fastest first, and in words what the order rests on."""
+    families = candidates(m, n, k, sms, mx)
+    predicted = {name: predict_us(config, m, n, k, sms) for name, config in families.items()}
+    ranked, why = choice.rank("fp8", device.current().name or "", predicted, m, n, k)
+    return [families[name] for name in ranked], why
+
+
 def find_best(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[Fp8Config, str]:
     """Return the configuration for a shape, and how it was found: in a table of tuned shapes, or by the model."""
     found = tuned.find_exact(
-        *("fp8", make_config, m, n, k, "fp8"),
+        *("fp8", Fp8Config, m, n, k, "fp8"),
         lambda config: config.splits <= k // BLOCK and (config.block_n == 128 or not mx),
         tuned_source,
     )
     if found:
         return found
-    families = candidates(m, n, k, sms, mx)
-    predicted = {name: predict_us(config, m, n, k, sms) for name, config in families.items()}
-    ranked, why = choice.rank("fp8", device.current().name or "", predicted, m, n, k)
-    return families[ranked[0]], why
+    ranked, why = rank(m, n, k, sms, mx)
+    return ranked[0], why
 
 
 def spec(
@@ -141,6 +157,24 @@ def _check_out(out, out_scales, packed_as, m: int, n: int, read: dict) -> None:
     operands.require_disjoint(written, read)
 
 
+def _tune(a, b, scale_a, scale_b, out) -> tuple[Fp8Config, str]:
+    """Measure the configurations that are likely to be fast for these operands, and keep the fastest."""
+    (m, k), n, here = a.shape, b.shape[1], device.current()
+
+    def compile_one(config):
+        macros = [f"-D{name}={value}" for name, value in config.constants().items()]
+        cuda.compile_file(SOURCE, here.target or "sm_90a", macros)
+
+    def prepare_one(config, a, b, scale_a, scale_b, out):
+        return prepare(a, b, scale_a, scale_b, out=out, config=config)
+
+    ranked, _ = rank(m, n, k, here.sms or 132)
+    tensors = a, b, scale_a, scale_b, out
+    return first_call.choose(
+        "fp8", (m, n, k), "fp8", ranked, compile_one, prepare_one, tensors, tuned_source()
+    )
+
+
 def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, packed_as) -> Plan:
     """Check the arguments, choose a configuration, and build its launch.
 
@@ -160,8 +194,10 @@ def _plan(a, b, scale_a, scale_b, bias, out_scales, out, activation, config, pac
     operands.require_gpu(a, "the fp8 kernel", "has_wgmma", INSTEAD)
     out = torch.empty(m, n, dtype=torch.bfloat16, device=a.device) if out is None else out
     packed, sms, chosen = packed_as is not None, device.current().sms, ""
-    if isinstance(config, str) and config == "best":
-        config, chosen = find_best(m, n, k, sms, packed)
+    if isinstance(config, str) and config in ("best", "tune"):
+        wanted, (config, chosen) = config, find_best(m, n, k, sms, packed)
+        if wanted == "tune" and chosen != "tuned" and not packed:
+            config, chosen = _tune(a, b, scale_a, scale_b, out)
     config = operands.choose_config(config, configs(), Fp8Config, lambda: None, parse)
     constants = config.constants(bias is not None, activation, packed)
     tiles = config.tiles(m, n)
@@ -271,10 +307,11 @@ def fp8(
     (M, K / 128) is copied unless it lies column by column, with columns at multiples of 16 bytes. The float32 scale_b
     (K / 128, N / 128 rounded up) has K contiguous (pass scales.T). The bias (N,) is bfloat16, `activation` None, "silu"
     or "gelu" (exact). `out` is bfloat16 (M, N), or a Packed of ch14.mx_formats in mxfp8_e4m3: then the bfloat16 result
-    is quantised, bit for bit as mx_formats.quantise does, and N is a multiple of 128. `config` is an Fp8Config, "best"
-    or a name of `configs`. The same launch gives the same bits. Under torch.compile and where autograd
-    records, this is torch.ops.tiles.fp8: `config` is a name, `out` no Packed, and there is no backward pass. Raises
-    ValueError for arguments that do not fit and Unsupported without WGMMA.
+    is quantised, bit for bit as mx_formats.quantise does, and N is a multiple of 128. `config` is an Fp8Config, "best",
+    a name of `configs`, or "tune": a dozen configurations are measured at the first call of a shape, and the winner is
+    kept in the user's cache. With a Packed out that is "best". The same launch gives the same bits. Under torch.compile
+    and where autograd records, this is torch.ops.tiles.fp8: `config` is a name, `out` no Packed, and there is no
+    backward pass. Raises ValueError for arguments that do not fit and Unsupported without WGMMA.
     """
     if operators.is_traced(a, b, scale_a, scale_b, bias):
         return operators.store(fp8_operator(a, b, scale_a, scale_b, bias, activation, config), out)

@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-import re
 from dataclasses import dataclass
-from typing import Any
 
 from tilelab.runtime import spoken
 
@@ -151,17 +149,9 @@ class Fp8Config:
         return self.name
 
 
-def make_config(**fields: Any) -> Fp8Config:
-    """Return the configuration with these fields, which may have the names of older tables."""
-    return Fp8Config(
-        **{{"stages": "num_stages", "group": "group_m"}.get(name, name): fields[name] for name in fields}
-    )
-
-
 def parse(text: str) -> Fp8Config:
-    """Return the configuration of a name, as `Fp8Config.name` says it or in the old spelling with commas."""
-    text = text.replace(" × ", "×").replace(", ", " · ").replace("pdl", "early")
-    fields = spoken.read(re.sub("epilogue warps?", "warps for the epilogue", text), PHRASES)
+    """Return the configuration of a name, as `Fp8Config.name` says it."""
+    fields = spoken.read(text, PHRASES)
     rows, config = fields.pop("block_m", 128), Fp8Config(**fields)
     if rows != config.block_m:
         raise ValueError(

@@ -103,7 +103,7 @@ def find_best(
         )
         if found:
             return found
-        ranked, why = choice.rank(m, n, k, sms, device.current().name or "")
+        ranked, why = choice.rank(m, n, k, sms, device.current().name or "", most=1)
         return ranked[0], why
     return next(iter(rank_configs("course", m, n, k, dtype, target, sms)), None), "by the model"
 

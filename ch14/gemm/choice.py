@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from ch14.gemm.configs import GemmConfig, count_programs_per_sm, rejection
 from tilelab.runtime import choice, device
 
@@ -60,9 +62,7 @@ class Family(NamedTuple):
         rows, columns = (n, m) if self.swap else (m, n)  # of the product that the kernel computes
         width = self.block_n
         if not width:
-            tiles = self.more + (math.ceil(columns / 256) if columns > 320 else 1)
-            width = _widen(math.ceil(columns / tiles), self.is_round)
-            if width > 320 or self.more and width < 48:
+            if not (width := _choose_width(columns, self.more, self.is_round)):
                 return None
         elif self.swap and width >= 2 * max(columns, 16):
             return None
@@ -77,14 +77,16 @@ class Family(NamedTuple):
         return _fill(self._replace(block_n=width, more=0, is_round=False, is_split=False), splits)
 
 
-def _widen(width: int, is_round: bool) -> int:
-    """Return the least width of a tile for so many columns."""
+def _choose_width(tokens: int, more: int, is_round: bool) -> int:
+    """Return the width of a tile that is as wide as its tokens, or 0 if it would be too wide or too narrow."""
+    width = math.ceil(tokens / (more + (math.ceil(tokens / 256) if tokens > 320 else 1)))
     if is_round:
-        return next((each for each in ROUND_WIDTHS if each >= width), 512)
-    width = max(math.ceil(width / 16), 1) * 16
-    while width.bit_count() > 3:
-        width += 16
-    return width
+        width = next((each for each in ROUND_WIDTHS if each >= width), 512)
+    else:
+        width = max(math.ceil(width / 16), 1) * 16
+        while width.bit_count() > 3:
+            width += 16
+    return 0 if width > 320 or more and width < 48 else width
 
 
 @functools.lru_cache(maxsize=4096)
@@ -185,49 +187,112 @@ def rates_of(gpu: str) -> Rates:
     return Rates(dram_bytes=Rates.dram_bytes * share)
 
 
-def predict_us(config: GemmConfig, m: int, n: int, k: int, sms: int, rates: Rates = Rates()) -> float:
-    """Return the predicted time in microseconds on Hopper: of waves of programs, each with its steps or part of DRAM.
-
-    A step takes as long as the slowest of four things: its products, what wgmma and TMA move in shared memory, the
-    loads from L2, and the latency of a load divided by the loads in flight.
-    """
+def _describe(config: GemmConfig, rates: Rates) -> tuple[float, ...]:
+    """Return what `_predict` knows of a configuration. Numbers of several configurations may come as arrays."""
     rows, columns, depth = config.block_m, config.block_n, config.block_k
     parts, loads = columns.bit_count(), (rows + columns) * depth * 2
     products = 2 * rows * columns * depth / rates.mma_flops
     if rows >= 64:  # wgmma reads 64 rows of A again for each part, and all of B again for each 64 rows
         reads = depth / 16 * rows / 64 * (2048 * parts + 32 * columns) + loads
         products = max(2 * rows * columns * depth / rates.flops, reads / rates.smem_bytes)
-    steps = math.ceil(math.ceil(k / depth) / config.splits)
-    programs = config.tiles(m, n) * config.splits
-    resident = (
-        config.programs_per_sm if config.kernel == "persistent" else count_programs_per_sm(config, "bf16")
-    )
-    traffic = 2 * (m * k + n * k + m * n) / rates.dram_bytes
+    is_persistent, is_split = config.kernel == "persistent", config.splits > 1
+    resident = config.programs_per_sm if is_persistent else count_programs_per_sm(config, "bf16")
     issue, latency = rates.load_us * (parts + 1), rates.latency_us / max(config.num_stages - 1, 1)
-    end = rates.end_us if parts > 1 or config.splits > 1 else rates.tile_us
-
-    def wave(together: int) -> float:
-        beside = min(resident, math.ceil(together / sms))  # programs on one SM
-        busy = products + issue if beside == 1 else (beside + rates.pair) * products
-        fetch = beside * loads / rates.bytes_in
-        step = max(busy, fetch, latency + issue) + rates.contention * fetch
-        dram = traffic * together / programs
-        if beside > 1:  # the other programs multiply meanwhile
-            ends = 0.3 * rates.end_us if end == rates.end_us else 0.0
-        else:
-            ends = end + rows * columns * 2 / rates.bytes_in
-        return ((steps * step) ** rates.blend + dram**rates.blend) ** (1 / rates.blend) + ends
-
-    waves, rest = divmod(programs, sms * resident)
-    us = rates.launch_us + waves * wave(sms * resident) + (wave(rest) if rest else 0)
-    if config.splits > 1:
-        us += rates.split_us + config.splits * rows * columns * 4 / rates.split_bytes
-    return us
+    end, ends_beside = rates.tile_us, 0.0  # other programs multiply meanwhile
+    if parts > 1 or is_split:
+        end, ends_beside = rates.end_us, 0.3 * rates.end_us
+    tile = (columns, rows) if config.swap else (rows, columns)
+    return (
+        *tile,
+        depth,
+        resident,
+        products,
+        issue,
+        loads / rates.bytes_in,
+        latency + issue,
+        end + rows * columns * 2 / rates.bytes_in,
+        ends_beside,
+        rates.launch_us + is_split * rates.split_us,
+        is_split * rows * columns * 4 / rates.split_bytes,
+    )
 
 
-def rank(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[list[GemmConfig], str]:
-    """Return the candidates for C (m, n) with inner extent k, the fastest first, and what the order rests on."""
-    configs, rates = candidates(m, n, k, sms), rates_of(gpu)
-    predicted = {name: predict_us(config, m, n, k, sms, rates) for name, config in configs.items()}
-    names, why = choice.rank("gemm", gpu, predicted, m, n, k)
-    return [configs[name] for name in names], why
+def _predict(numbers, splits, m: int, n: int, k: int, sms: int, rates: Rates):
+    """Return the predicted times in microseconds, and how often the programs fill the GPU."""
+    tile_m, tile_n, depth, resident, products, issue, loads, least, end, end_beside, fixed, exchange = numbers
+    programs = np.ceil(m / tile_m) * np.ceil(n / tile_n) * splits
+    slots = sms * resident
+    waves = np.floor(programs / slots)
+    rest = programs - waves * slots
+    together = np.array((slots + 0 * rest, rest))  # programs of a full wave, and of the last one
+    beside = np.maximum(np.minimum(resident, np.ceil(together / sms)), 1)  # programs on one SM
+    fetch = beside * loads
+    busy = np.where(beside == 1, products + issue, (beside + rates.pair) * products)
+    step = np.maximum(np.maximum(busy, fetch), least) + rates.contention * fetch
+    dram = 2 * (m * k + n * k + m * n) / rates.dram_bytes / programs * together
+    # Of the longer and the shorter of two activities, a norm decides; logarithms take less time than powers.
+    norm = np.log((np.ceil(k / (depth * splits)) * step, dram + 1e-9)) * rates.blend
+    full, last = np.exp(np.logaddexp(*norm) / rates.blend) + np.where(beside == 1, end, end_beside)
+    return fixed + waves * full + (rest > 0) * last + splits * exchange, programs / slots
+
+
+def predict_us(config: GemmConfig, m: int, n: int, k: int, sms: int, rates: Rates = Rates()) -> float:
+    """Return the predicted time in microseconds on Hopper: of waves of programs, each with its steps or part of DRAM.
+
+    A step takes as long as the slowest of four things: its products, what wgmma and TMA move in shared memory, the
+    loads from L2, and the latency of a load divided by the loads in flight.
+    """
+    return float(_predict(_describe(config, rates), config.splits, m, n, k, sms, rates)[0])
+
+
+def _group(family: Family) -> tuple[bool, int] | None:
+    """Return what decides how wide a family's tile is, beside the tokens; None where its width is fixed."""
+    return None if family.block_n else (family.is_round, family.more)
+
+
+GROUPS = {
+    group: [family for family in FAMILIES.values() if _group(family) == group]
+    for group in dict.fromkeys(map(_group, FAMILIES.values()))
+}
+NAMES = tuple(family.name for group in GROUPS.values() for family in group)
+MAY_SPLIT = np.array([FAMILIES[name].is_split for name in NAMES])
+
+
+@functools.lru_cache(maxsize=1024)
+def _describe_group(group: tuple[bool, int] | None, width: int, gpu: str) -> np.ndarray:
+    """Return a column for each family of a group: the least M and N, and what `_predict` knows."""
+    columns, rates = [], rates_of(gpu)
+    for family in GROUPS[group]:
+        wide = family._replace(block_n=family.block_n or width, more=0, is_round=False, is_split=False)
+        config = _fill(wide, 2 if family.is_split else 1) if wide.block_n else None
+        if not config:
+            columns.append([math.inf] * 2 + [1.0] * 12)
+            continue
+        along_m = wide.block_n if family.swap else wide.block_m
+        least_m = along_m / 2 if family.block_n and along_m >= 32 else 0.0
+        least_n = wide.block_m / 2 if family.block_n and family.swap else 0.0
+        columns.append([least_m, least_n, *_describe(config, rates)])
+    return np.array(columns).T
+
+
+def predict(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the waves."""
+    parts = []
+    for group in GROUPS:
+        width = _choose_width(m, group[1], group[0]) if group else 0
+        parts.append(_describe_group(group, width, gpu))
+    least_m, least_n, *numbers = np.concatenate(parts, 1)
+    tiles = np.ceil(m / numbers[0]) * np.ceil(n / numbers[1])
+    splits = np.minimum(np.minimum(sms // tiles, k // (3 * numbers[2])), 16)
+    fails = (least_m >= m) | (least_n >= n) | MAY_SPLIT & (splits < 2)
+    us, waves = _predict(numbers, np.where(MAY_SPLIT & ~fails, splits, 1), m, n, k, sms, rates_of(gpu))
+    us[fails] = math.inf
+    return us, waves
+
+
+def rank(m: int, n: int, k: int, sms: int, gpu: str, most: int = len(NAMES)) -> tuple[list[GemmConfig], str]:
+    """Return the `most` fastest candidates for C (m, n) with inner extent k in order, and what the order rests on."""
+    us, waves = predict(m, n, k, sms, gpu)
+    order, why = choice.order("gemm", gpu, NAMES, us, (m, n, k), waves, predict)
+    found = (FAMILIES[NAMES[place]].config(m, n, k, sms) for place in order[:most])
+    return [config for config in found if config], why

@@ -32,12 +32,8 @@ PHRASES = {
     "pdl": "early",
     "group_m": "groups of {}",
 }
-# The same name as the field note and older tables spell it: "128,256,64,8,4 persistent /2 x2 early group 16".
-_OLD_NAME = re.compile(
-    r"(?P<block_m>\d+),(?P<block_n>\d+),(?P<block_k>\d+),(?P<num_warps>\d+),(?P<num_stages>\d+)"
-    r"( (?P<kernel>[a-z]+))?( (?P<splits>\d+) ways)?( /(?P<epilogue_subtile>\d+))?"
-    r"( x(?P<programs_per_sm>\d+))?(?P<pdl> early)?( group (?P<group_m>\d+))?"
-)
+# The field note's spelling: "128,256,64,8,4 persistent".
+_NOTE_NAME = re.compile(r"(\d{1,9}),(\d{1,9}),(\d{1,9}),(\d{1,9}),(\d{1,9})( [a-z]+)?")
 
 
 @dataclass(frozen=True)
@@ -284,8 +280,10 @@ def parse(text: str, dtype: str = "bf16") -> GemmConfig:
     configurations share.
     """
     fields: dict[str, Any] = {}
+    if note := _NOTE_NAME.fullmatch(text):
+        text = "{}×{}×{} · {} warps · {} stages".format(*note.groups()) + (note[6] or "").replace(" ", " · ")
     with contextlib.suppress(ValueError):
-        fields = spoken.read(text, PHRASES, _OLD_NAME)
+        fields = spoken.read(text, PHRASES)
     if not {"block_m", "num_warps", "num_stages"} <= fields.keys():
         raise ValueError(
             f"unknown configuration {text[:60]!r}; choose best, a set ({', '.join(SETS)}), a name from configs(), or a "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from ch14.mx_formats.number_formats import BlockFormat, lookup
@@ -55,9 +54,7 @@ PHRASES = {
 
 
 def parse(text: str) -> MxConfig:
-    """Return the configuration with this name, also in the old spelling "4096,4,saturate"."""
-    if old := re.fullmatch(r"(\d+),(\d+)((?:,[a-z]+)*)", text):
-        text = f"{old[1]} elements · {old[2]} warps" + old[3].replace(",", spoken.SEPARATOR)
+    """Return the configuration with this name. ValueError for other text."""
     fields = spoken.read(text, PHRASES)
     return MxConfig(convert=not fields.pop("arithmetic", False), **fields)
 

@@ -4,6 +4,7 @@ import shutil
 
 import commands
 import pytest
+from cases import cases
 
 from ch07 import bulk_copy, resample
 from ch07.resample.lesson import experiments as resample_experiments
@@ -14,12 +15,10 @@ BULK, RESAMPLE = "ch07.bulk_copy", "ch07.resample"
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
+@cases(
     "arguments, kernels",
-    [
-        ("--kernel vectors,bulk_rows --dtype float32 --target sm_120a", ["vectors", "bulk_rows"]),
-        ("--target sm_90a", ["vectors"]),
-    ],
+    ("--kernel vectors,bulk_rows --dtype float32 --target sm_120a", ["vectors", "bulk_rows"]),
+    ("--target sm_90a", ["vectors"]),
 )
 def test_resample_compiles(capsys, arguments, kernels):
     status, record = commands.run_json(capsys, RESAMPLE, arguments)
@@ -54,16 +53,12 @@ def test_a_wrong_result_is_one(capsys, monkeypatch, statuses, expected):
     assert status == expected and [row["status"] for row in record["rows"]] == statuses
 
 
-# ---- on a GPU
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", bulk_copy.OPS)
 def test_bulk_copy_measures(capsys, op):
     status, record = commands.run_json(capsys, BULK, f"--op {op} --bytes {1 << 26}")
-    assert status == 0 and all(
-        row["status"] == "ok" and row["ratio"] > 0 and row["gbps"] > 0 for row in record["rows"]
-    )
+    assert status == 0
+    assert all(row["status"] == "ok" and row["ratio"] > 0 and row["gbps"] > 0 for row in record["rows"])
 
 
 @pytest.mark.gpu

@@ -73,9 +73,8 @@ def test_every_claim_is_judged(every):
         name, found = each.claim.name, each.finding
         assert found.verdict in judge.VERDICTS and bool(found.figure) == (found.verdict != NO_RECORD), name
         assert bool(found.reason) == (found.verdict in (ONLY_IF, ONLY_IF_HERE, UNTESTED, NO_RECORD)), name
-        assert (
-            each.claim.kind in judge.KINDS and each.claim.test and each.claim.judged_on and each.claim.quotes
-        ), name
+        assert each.claim.kind in judge.KINDS and each.claim.test and each.claim.judged_on, name
+        assert each.claim.quotes, name
         assert each.claim.text.endswith("."), name
         assert not re.search(r"[|\n]", each.claim.text + found.figure + found.reason), name
         assert len(re.findall(r"(?<!\\)\|", each.markdown(""))) == 6, f"{name} needs five columns"
@@ -97,12 +96,8 @@ def test_the_policy_names_every_verdict_and_kind():
 
 def test_margins():
     assert judge.is_at_least(1.49, 1.5) and not judge.is_at_least(1.46, 1.5)
-    assert [judge.is_within(value, 1.5, 2) for value in (1.46, 1.48, 2.03, 2.05)] == [
-        False,
-        True,
-        True,
-        False,
-    ]
+    found = [judge.is_within(value, 1.5, 2) for value in (1.46, 1.48, 2.03, 2.05)]
+    assert found == [False, True, True, False]
     assert judge.is_better(1.03, 1) and not judge.is_better(1.01, 1)
 
 
@@ -201,10 +196,8 @@ def test_the_costs_of_calls_change_with_the_record(change):
 
 
 def test_figures_have_the_digits_and_the_sign_that_words_ask_for():
-    assert (
-        answers.fill_in("# of #.##, +#.# and +#.#", [2.6, 1 / 3, -0.04, -12.34])
-        == "3 of 0.33, +0.0 and -12.3"
-    )
+    found = answers.fill_in("# of #.##, +#.# and +#.#", [2.6, 1 / 3, -0.04, -12.34])
+    assert found == "3 of 0.33, +0.0 and -12.3"
     assert answers.fill_in("#.#", [-0.04]) == "0.0"
 
 
@@ -246,9 +239,8 @@ def test_a_damaged_record_is_one_sentence(change, kind):
 
 def test_an_answer_without_its_words_is_one_sentence():
     text = trial.README.read_text(encoding="utf-8").replace("× eager", "times eager")
-    with pytest.raises(
-        ValueError, match=r"^README.md's line about \w+ must hold '.+#.+', with a figure per #\.$"
-    ):
+    says = r"^README.md's line about \w+ must hold '.+#.+', with a figure per #\.$"
+    with pytest.raises(ValueError, match=says):
         answers.rewrite_figures(text)
 
 
@@ -268,7 +260,7 @@ def test_the_notebook_says_what_the_rules_say(every):
         words = CLAIMS[name].quotes[0].words.replace("**", "")
         note = next(note for note in trial.NOTES if CLAIMS[name] in note.claims)
         assert f"“{words}” (*{note.title}*)" in prose and "Verdict: " not in prose
-    kinds = [kind for kind, *_ in lesson.LESSONS.values()]
+    kinds = [each["kind"] for each in lesson.LESSONS.values()]
     assert len(set(kinds)) == len(kinds), "one claim for each kind of error"
 
 
@@ -541,10 +533,8 @@ def test_before_the_record_a_rule_says_what_is_known(name):
     finding = CLAIMS[name].apply(without_new_records())
     assert finding.verdict in (UNTESTED, NOT_HERE, REFUTED) and finding.figure
     assert "h200" not in finding.figure.lower() or name != "bandwidth_utilisation"
-    assert (
-        "An H200's profiler counts 1 to 40 %"
-        in CLAIMS["bandwidth_utilisation"].apply(with_records(**plant_dram(40.0, 80.0))).figure
-    )
+    found = "An H200's profiler counts 1 to 40 %"
+    assert found in CLAIMS["bandwidth_utilisation"].apply(with_records(**plant_dram(40.0, 80.0))).figure
 
 
 def test_proposed_configurations_that_all_start_would_hold(monkeypatch):
@@ -558,9 +548,8 @@ def test_the_marks_must_be_there():
     for text in ("", trial.BEGIN, f"{trial.END}\n{trial.BEGIN}", f"{trial.BEGIN}\n{trial.END}\n{trial.END}"):
         with pytest.raises(ValueError, match="README.md must hold the lines"):
             trial.rewrite_table(text)
-    assert (
-        trial.rewrite_table(f"a\n{trial.BEGIN}\nold\n{trial.END}\nb") == f"a\n{trial.make_readme_part()}\nb"
-    )
+    found = trial.rewrite_table(f"a\n{trial.BEGIN}\nold\n{trial.END}\nb")
+    assert found == f"a\n{trial.make_readme_part()}\nb"
 
 
 def test_every_claim_is_printed(every, capsys):

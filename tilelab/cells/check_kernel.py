@@ -122,15 +122,11 @@ def choose_kernels(launch: Callable, kernels: dict, name: str | None) -> list:
 
 
 def compile_kernel(kernel: Any) -> dict:
-    """Return the resources and the instructions of a kernel compiled for its target, or why it does not compile."""
+    """Return what `cuda_magic.read_build` finds about a kernel, or why it does not compile."""
     try:
-        row = {"target": kernel.target, **kernel.resources()}
+        return cuda_magic.read_build(kernel)
     except cuda.CompileError as error:
         return {"target": kernel.target, "reason": str(error).strip()}
-    try:
-        return row | {"sass": kernel.counts()}
-    except RuntimeError:  # cuobjdump may be missing, or older than the target
-        return row
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -217,12 +213,7 @@ def _describe(report: dict) -> str:
             reason = next((each for each in row["reason"].splitlines() if "error" in each), row["reason"])
             lines.append(f"{name} was not compiled for {row['target']}: {reason}")
             continue
-        text = f"{name} for {row['target']}: {row['registers']} registers, {row['spills']} B spilled, "
-        text += f"{row['smem_static']:,} B of static shared memory"
-        counts = sorted(row.get("sass", {}).items(), key=lambda item: (-item[1], item[0]))
-        lines.append(
-            "; ".join([text, *([", ".join(f"{n} {opcode}" for opcode, n in counts)] if counts else [])])
-        )
+        lines.append(cuda_magic.describe(name, row))
     return "\n".join(lines)
 
 
@@ -231,11 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     try:
         report = _check_file(options)
-    except (
-        ValueError,
-        OSError,
-        RuntimeError,
-    ) as error:  # NotEmulated, Unsupported and CompileError are RuntimeErrors
+    except (ValueError, OSError, RuntimeError) as error:
+        # NotEmulated, Unsupported and CompileError are RuntimeErrors.
         report = {"file": options.file.name, "status": "unsupported", "reason": str(error).strip()}
         print(f"python -m {MODULE}: {report['reason']}", file=sys.stderr)
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ cell. Below the cell stand the registers, the shared memory and the instructions
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import difflib
@@ -446,20 +447,21 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join("–".join(map(str, part)) for part in parts)
 
 
-def describe(kernel: CudaKernel) -> str:
-    """Return one line with the resources and the instructions of a kernel."""
-    found = kernel.resources()
-    text = (
-        f"{kernel.name} for {kernel.target}: {found['registers']} registers, "
-        f"{found['smem_static']:,} B of static shared memory"
-    )
-    if found["spills"]:
-        text += f", {found['spills']} B spilled per thread"
-    try:
-        counts = sorted(kernel.counts().items(), key=lambda item: -item[1])
-    except RuntimeError:  # cuobjdump may be older than the target
-        return text
-    return text + ("; " + ", ".join(f"{count} {opcode}" for opcode, count in counts) if counts else "")
+def read_build(kernel: CudaKernel) -> dict:
+    """Return `target`, the resources, and as `sass` the instructions of a kernel. Raises cuda.CompileError."""
+    row = {"target": kernel.target, **kernel.resources()}
+    with contextlib.suppress(RuntimeError):  # cuobjdump may be missing, or older than the target
+        row["sass"] = kernel.counts()
+    return row
+
+
+def describe(name: str, row: dict) -> str:
+    """Return one line with what `read_build` has found about a kernel."""
+    text = f"{name} for {row['target']}: {row['registers']} registers, "
+    text += f"{row['smem_static']:,} B of static shared memory"
+    text += f", {row['spills']} B spilled per thread" if row["spills"] else ""
+    counts = sorted(row.get("sass", {}).items(), key=lambda item: (-item[1], item[0]))
+    return text + ("; " if counts else "") + ", ".join(f"{count} {opcode}" for opcode, count in counts)
 
 
 def _parse(line: str) -> argparse.Namespace:
@@ -503,7 +505,7 @@ def run_cell(line: str, cell: str, names: dict[str, Any]) -> Any:
     if options.changed_from and not isinstance(before, CudaKernel):
         raise ValueError(f"%%cuda: {options.changed_from!r} is not a kernel of a cell above.")
     for name, kernel in kernels.items():
-        print(describe(kernel))
+        print(describe(name, read_build(kernel)))
         for kind, pattern in (("PTX", options.ptx), ("SASS", options.sass)):
             if pattern is not None:
                 lines = kernel.ptx(pattern) if kind == "PTX" else kernel.sass(pattern)
@@ -544,8 +546,7 @@ def load_ipython_extension(shell: Any) -> None:
         try:
             return run_cell(line, cell, shell.user_ns)
         except (ValueError, cuda.CompileError) as error:
-            raise UsageError(
-                str(error)
-            ) from None  # without a traceback, which would hide the compiler's words
+            # without a traceback, which would hide the compiler's words
+            raise UsageError(str(error)) from None
 
     shell.register_magic_function(magic, "cell", "cuda")

@@ -12,6 +12,7 @@ version, `step` also prints what the compiler makes of it, GPU or not.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import os
@@ -26,32 +27,15 @@ import torch
 from tilelab import ROOT, emulator
 from tilelab.cells import cuda_magic, triton_cell
 from tilelab.cells.launch_memory import LaunchMemory
-from tilelab.cells.triton_cell import compile_launch, define, describe_report, lines, notebook_texts
+from tilelab.cells.triton_cell import compile_launch as compile_launch  # notebooks take these from here
+from tilelab.cells.triton_cell import define as define
+from tilelab.cells.triton_cell import describe_report as describe_report
+from tilelab.cells.triton_cell import lines as lines
+from tilelab.cells.triton_cell import notebook_texts as notebook_texts
 from tilelab.emulator import gluon as gluon_emulator
 from tilelab.measure import bench, check
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
-
-__all__ = [
-    "Ladder",
-    "LaunchMemory",
-    "check_interpreted",
-    "check_kernel",
-    "check_launch",
-    "code_hash",
-    "compile_launch",
-    "define",
-    "describe_report",
-    "ladder_hash",
-    "lines",
-    "notebook_texts",
-    "register",
-    "require_right",
-    "require_written",
-    "run_cases",
-    "run_everywhere",
-    "run_launch",
-]
 
 NOT_TIMED = "this version was not timed"
 COLUMNS = {
@@ -265,6 +249,17 @@ def require_right(kernel, prepare: Callable, *how) -> None:
     assert not fault, fault
 
 
+@functools.cache
+def _copy_buffers(nbytes: int) -> list[torch.Tensor]:
+    return [torch.randint(0, 256, (nbytes // 2,), device="cuda", dtype=torch.uint8) for _ in range(2)]
+
+
+def prepare_copy(nbytes: int) -> Callable[[], torch.Tensor]:
+    """Return torch's copy that reads and writes `nbytes` in all, in buffers that are kept."""
+    old, new = _copy_buffers(nbytes)
+    return lambda: new.copy_(old)
+
+
 class Ladder:
     """The versions of one kernel, from the first to the last.
 
@@ -399,9 +394,19 @@ class Ladder:
         if row and row["code"] != code:  # figures of another text would be taken for this one's
             row = {"version": name}
             said += f"; {NOT_TIMED}"
+        elif row and self._is_of_another_size(row):
+            said += "; recorded at another size"
         row = {key: value for key, value in (row or {"version": name}).items() if key != "gain"}
         self._add(kernel, row | {"check": said}, changed_from)
         return record.label() if "code" in row else f"{name} is not recorded"
+
+    def _is_of_another_size(self, row: dict) -> bool:
+        """Return whether the rates in a row say that a call does more or less than `flops` or `nbytes`."""
+        rates = ("tflops", self.flops, 1e9), ("gbps", self.nbytes, 1e6)
+        return any(
+            work and row.get(rate) and abs(row[rate] * row["ms"] * unit / work - 1) > 0.01
+            for rate, work, unit in rates
+        )
 
     def sweep(
         self, experiment: str, versions: dict[tuple, tuple], keys: Sequence[str], rounds: int = 8
@@ -460,17 +465,8 @@ class Ladder:
         }
         reports = {id(report.job): report for report in build.build(jobs.values())}
         found = {key: reports[id(job)] for key, job in jobs.items()}
-        return {
-            key: {
-                "registers": report.registers,
-                "spills": report.spills,
-                "smem": report.smem,
-                "programs_per_sm": report.programs_per_sm,
-                "status": report.status,
-                "reason": report.reason,
-            }
-            for key, report in found.items()
-        }
+        fields = "registers spills smem programs_per_sm status reason".split()
+        return {key: {name: getattr(found[key], name) for name in fields} for key in found}
 
     def _measure_memory(self, kernel, prepare: Callable) -> dict:
         """Return the MiB that a Triton version allocates beside its tensors, at most, while it runs."""

@@ -237,6 +237,16 @@ def _type_of(value: Any) -> str | None:
     return mangle_type(value)
 
 
+def _general_arguments(kernel: Any) -> list[str]:
+    """Return the names of the arguments whose values Triton must not make constants of."""
+    if is_interpreted(kernel):
+        return [
+            kernel.arg_names[each] if isinstance(each, int) else each
+            for each in kernel.kwargs.get("do_not_specialize") or ()
+        ]
+    return [each.name for each in kernel.params if each.do_not_specialize]
+
+
 def job_of(launch: _Launch, target: str) -> build.Job:
     """Return the build job that compiles what `launch` would launch."""
     function = launch.kernel.fn
@@ -246,10 +256,11 @@ def job_of(launch: _Launch, target: str) -> build.Job:
         *launch.args_given, **{name: value for name, value in launch.options.items() if name in parameters}
     )
     bound.apply_defaults()
-    signature, constants, aligned = {}, {}, []
+    signature, constants, aligned, general = {}, {}, [], _general_arguments(launch.kernel)
     for name, value in bound.arguments.items():
         value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
-        kind = None if "constexpr" in str(parameters[name].annotation) else _type_of(value)
+        is_constant = "constexpr" in str(parameters[name].annotation)
+        kind = None if is_constant else "i32" if name in general and value == 1 else _type_of(value)
         if kind is None:
             constants[name] = value
             continue
@@ -257,7 +268,7 @@ def job_of(launch: _Launch, target: str) -> build.Job:
         address = value.data_ptr() if hasattr(value, "data_ptr") else value
         if not kind.startswith("tensordesc") and isinstance(address, int) and address % 16 == 0:
             aligned.append(name)
-    name = f"{function.__name__}"
+    name, first_lines = f"{function.__name__}", {}
     if function.__module__ != "__main__" and function.__module__ in sys.modules:
         where = function.__module__
     else:
@@ -267,6 +278,11 @@ def job_of(launch: _Launch, target: str) -> build.Job:
         if not path.exists():
             files.write_atomically(path, text)
         where = str(path)
+        first_lines = {
+            name: value.starting_line_number
+            for name, value in function.__globals__.items()
+            if hasattr(value, "starting_line_number")
+        }
     return build.Job(
         f"{where}:{name}",
         signature,
@@ -277,6 +293,7 @@ def job_of(launch: _Launch, target: str) -> build.Job:
         tuple(aligned),
         options,
         name,
+        first_lines=first_lines,
     )
 
 

@@ -21,12 +21,11 @@ from dataclasses import asdict, dataclass
 
 from tilelab import cli, emulator
 from tilelab.course import notebook
-from tilelab.runtime import caches, device
-from tilelab.runtime.cuda import named_cubin_folder
+from tilelab.runtime import build, caches, cuda, device
 
 MIN_DRIVER = 580  # CUDA 13 Toolkit Release Notes, minimum driver; NVRTC 13 builds what the course loads
 NVRTC = "cuda-toolkit[nvrtc]==13.0.3"
-CHUNK_BYTES = 16384
+CUDA_COPY, CHUNK_BYTES = pathlib.Path(__file__).with_name("doctor_copy.cu"), 16384
 PROOF_TIMEOUT_S = 300
 # The SASS instructions that load a tile and that store it.
 TMA_SASS = {"triton": (r"UTMALDG", r"UTMASTG"), "cuda": (r"UBLKCP\.S\.G", r"UBLKCP\.G\.S")}
@@ -34,7 +33,7 @@ LABEL = {"triton": "Triton", "cuda": "CUDA"}
 # (row, function that returns the folder, variable that names it)
 CACHES = (
     ("Triton cache", caches.triton_folder, "TRITON_CACHE_DIR"),
-    ("CUDA cache", named_cubin_folder, "TILES_CUBINS"),
+    ("CUDA cache", cuda.named_cubin_folder, "TILES_CUBINS"),
 )
 
 
@@ -173,18 +172,19 @@ def _row(name: str, check, *args) -> Row:
         return Row(name, "failed", _one_line(error))
 
 
-# ---- the proof, in a child process: a compiler that aborts or a kernel that faults harms nothing else
+# ---- the proof, in other processes: a compiler that aborts or a kernel that faults harms nothing else
 
 
-def _cuda_cubin(target: str) -> bytes:
-    from tilelab.runtime.cuda import compile_file
+def _make_job(kind: str, target: str) -> build.Job:
+    """Return how one kind of copy is compiled."""
+    if kind == "triton":
+        tiles = dict.fromkeys(("source", "destination"), "tensordesc<bf16[64, 64]>")
+        sizes = {"BLOCK_M": 64, "BLOCK_N": 64}
+        return build.Job("tilelab.course.doctor_copy:copy_tma_kernel", tiles, sizes, target)
+    return build.Job(f"{CUDA_COPY}:bulk_copy", {}, {"CHUNK_BYTES": CHUNK_BYTES}, target, num_warps=1)
 
-    source = pathlib.Path(__file__).with_name("doctor_copy.cu")
-    # a cached cubin proves nothing
-    return compile_file(source, target, [f"-DCHUNK_BYTES={CHUNK_BYTES}"], cache=False)
 
-
-def _run_copy(kind: str, target: str) -> tuple[str, str]:
+def _run_copy(kind: str) -> tuple[str, str]:
     """Copy random bits on the GPU to a destination in which every bit is wrong before; ValueError for a wrong copy."""
     import ctypes
 
@@ -199,14 +199,12 @@ def _run_copy(kind: str, target: str) -> tuple[str, str]:
         destination = ~source
         copy_tma(source[:-guard].view(torch.bfloat16), destination[:-guard].view(torch.bfloat16))
     else:
-        from tilelab.runtime.cuda import launch, load_cubin
-
         size, guard = 5 * CHUNK_BYTES + 4080, 256  # the last chunk is short
         what = f"{size:,} bytes"
         source = torch.randint(0, 256, (size + guard,), dtype=torch.uint8, device="cuda")
         destination = ~source
-        kernel = load_cubin(_cuda_cubin(target), "bulk_copy")
-        launch(kernel, -(-size // CHUNK_BYTES), 32, [source, destination, ctypes.c_uint64(size)])
+        kernel = cuda.load_kernel(CUDA_COPY, "bulk_copy", [f"-DCHUNK_BYTES={CHUNK_BYTES}"])
+        cuda.launch(kernel, -(-size // CHUNK_BYTES), 32, [source, destination, ctypes.c_uint64(size)])
     torch.cuda.synchronize()
     if wrong := int((source[:-guard] != destination[:-guard]).sum()):
         raise ValueError(f"{wrong:,} of {source[:-guard].numel():,} elements differ after the copy.")
@@ -226,16 +224,12 @@ def tma_lines(kind: str, sass: str) -> list[str]:
 
 
 def _check_instructions(kind: str, target: str) -> tuple[str, str]:
-    from tilelab.runtime.cubin import sass
-
-    if kind == "triton":
-        from tilelab.course.doctor_copy import compile_copy
-
-        cubin = compile_copy(target)
-    else:
-        cubin = _cuda_cubin(target)
+    with tempfile.TemporaryDirectory() as cache:  # a cached kernel proves nothing
+        report = build.build_one(_make_job(kind, target), PROOF_TIMEOUT_S, cache)
+    if not report.cubin:
+        return "failed", report.reason
     try:
-        listing = sass(cubin)
+        listing = report.sass
     except Exception as error:  # the cuobjdump in Triton 3.6 knows neither sm_103 nor sm_121
         return "warn", f"compiles, but this cuobjdump cannot show its SASS ({_one_line(error).rstrip('.')})."
     return "ok", " | ".join(tma_lines(kind, listing))
@@ -260,20 +254,6 @@ def explain_compile_error(error: str) -> str:
     return next(advice, None) or _one_line(error)
 
 
-def _tma_template() -> str:
-    """Return whether Inductor can choose its matrix product with TMA on this GPU, and by which settings."""
-    from torch._inductor.utils import is_big_gpu
-    from torch.utils._triton import has_triton_tma_device
-
-    here = device.current()
-    if not has_triton_tma_device():
-        return f"its TMA template cannot be chosen, which needs compute capability 9.0; this is {here.target}"
-    if not is_big_gpu():
-        return f"its TMA template cannot be chosen, because {here.sms} SMs are too few for max-autotune's templates"
-    how = "mode='max-autotune-no-cudagraphs' and ENABLE_PERSISTENT_TMA_MATMUL=1 (off by default)"
-    return f"its TMA template can be chosen with {how}"
-
-
 def _check_compiled() -> tuple[str, str]:
     """Compile a small function with torch.compile on the GPU, and compare its result with eager torch."""
     import torch
@@ -288,57 +268,40 @@ def _check_compiled() -> tuple[str, str]:
         return "failed", explain_compile_error(f"{type(problem).__name__}: {problem}")
     if error > 1e-5:
         raise ValueError(f"the compiled function errs by {error:.1e}.")
-    return "ok", f"a compiled function is right; {_tma_template()}"
+    return "ok", "a compiled function is right"
+
+
+def _check_apart(name: str, check: str, *arguments: str) -> Row:
+    """Return the row of a check, a function of this module, which runs in a process of its own."""
+    run = f"doctor._row({name!r}, doctor.{check}, *{arguments!r})"
+    code = f"import dataclasses, json\nfrom tilelab.course import doctor\nprint(json.dumps(dataclasses.asdict({run})))"
+    env = notebook.child_env()
+    env.pop("TRITON_INTERPRET", None)  # it prevents compiling
+    try:
+        with tempfile.TemporaryDirectory() as env["TRITON_CACHE_DIR"]:
+            env |= {"TORCHINDUCTOR_CACHE_DIR": env["TRITON_CACHE_DIR"], "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+            how = {"capture_output": True, "text": True, "check": False, "timeout": PROOF_TIMEOUT_S}
+            done = subprocess.run([sys.executable, "-c", code], env=env, **how)
+        if done.returncode == 0:
+            return Row(**json.loads(done.stdout.splitlines()[-1]))
+        why = f"the process ended with status {done.returncode}: {_one_line(done.stderr)}"
+    except subprocess.TimeoutExpired:
+        why = f"no answer within {PROOF_TIMEOUT_S} s"
+    except OSError as error:  # no folder for temporary files, or no more processes
+        why = f"it cannot be tried: {_one_line(error)}"
+    return Row(name, "failed", why)
 
 
 def _prove_compiled(skip: str) -> Row:
     """Return the row of torch.compile; `skip` says why nothing is compiled."""
-    if skip:
-        return Row("torch.compile", "skipped", skip)
-    code = "from tilelab.course import doctor; doctor._print_step('compiled', doctor._check_compiled)"
-    done, why = _run_child(code)
-    return Row("torch.compile", *done.get("compiled", ("failed", why)))
-
-
-def _print_step(name: str, check, *args) -> None:
-    """Run one check and print its outcome as a line of JSON, for the parent process."""
-    row = _row(name, check, *args)
-    print(json.dumps({"step": name, "status": row.status, "detail": row.detail}), flush=True)
-
-
-def _prove(kind: str, targets: list[str], run: bool) -> None:
-    """Compile one kind of copy for each target, run it if `run`, and print each result as a line of JSON."""
-    steps = [(target, _check_instructions, target) for target in targets]
-    for name, check, target in steps + ([("runs", _run_copy, targets[0])] if run else []):
-        _print_step(name, check, kind, target)
-
-
-def _run_child(code: str) -> tuple[dict[str, tuple[str, str]], str]:
-    """Run code that prints steps as JSON in a process of its own; return them and how a missing one came about."""
-    env = notebook.child_env()
-    env.pop("TRITON_INTERPRET", None)  # it prevents compiling
-    try:
-        with tempfile.TemporaryDirectory() as env["TRITON_CACHE_DIR"]:  # a cached kernel proves nothing
-            env |= {"TORCHINDUCTOR_CACHE_DIR": env["TRITON_CACHE_DIR"], "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-            how = {"capture_output": True, "text": True, "check": False, "timeout": PROOF_TIMEOUT_S}
-            done = subprocess.run([sys.executable, "-c", code], env=env, **how)
-        out, why = done.stdout, f"the process ended with status {done.returncode}: {_one_line(done.stderr)}"
-    except subprocess.TimeoutExpired as error:
-        out, why = (error.stdout or b"").decode(), f"no answer within {PROOF_TIMEOUT_S} s"
-    except OSError as error:  # no folder for temporary files, or no more processes
-        out, why = "", f"it cannot be tried: {_one_line(error)}"
-    lines = [line for line in out.splitlines() if line.startswith('{"step"') and line.endswith("}")]
-    return {step["step"]: (step["status"], step["detail"]) for step in map(json.loads, lines)}, why
+    return Row("torch.compile", "skipped", skip) if skip else _check_apart("torch.compile", "_check_compiled")
 
 
 def _proof(kind: str, targets: tuple[str, ...], skip_run: str) -> list[Row]:
-    """Return the rows of `_prove` in a child process; the copy runs unless `skip_run` says why not."""
-    steps, why = _run_child(
-        f"from tilelab.course.doctor import _prove; _prove({kind!r}, {list(targets)!r}, {not skip_run})"
-    )
-    rows = [Row(f"{LABEL[kind]} copy, {target}", *steps.get(target, ("failed", why))) for target in targets]
-    run = ("skipped", skip_run) if skip_run else steps.get("runs", ("failed", why))
-    return [*rows, Row(f"{LABEL[kind]} copy runs", *run)]
+    """Return a row for each target of a copy, and one of its run unless `skip_run` says why it does not run."""
+    rows = [_row(f"{LABEL[kind]} copy, {target}", _check_instructions, kind, target) for target in targets]
+    name = f"{LABEL[kind]} copy runs"
+    return [*rows, Row(name, "skipped", skip_run) if skip_run else _check_apart(name, "_run_copy", kind)]
 
 
 def _reason_not_to_run(gpu: Row, targets: tuple[str, ...]) -> str:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 BLOCK_M, BLOCK_N = 64, 64
 
@@ -18,16 +16,6 @@ def copy_tma_kernel(source, destination, BLOCK_M: tl.constexpr, BLOCK_N: tl.cons
     row = tl.program_id(0) * BLOCK_M
     column = tl.program_id(1) * BLOCK_N
     destination.store([row, column], source.load([row, column]))
-
-
-def compile_copy(target: str) -> bytes:
-    """Return the cubin of the copy for `target` ("sm_90a"). It needs no GPU, and no TRITON_INTERPRET."""
-    descriptor = f"tensordesc<bf16[{BLOCK_M}, {BLOCK_N}]>"
-    signature = dict.fromkeys(("source", "destination"), descriptor)
-    signature |= dict.fromkeys(("BLOCK_M", "BLOCK_N"), "constexpr")
-    capability = int(target.removeprefix("sm_").removesuffix("a"))
-    kernel = ASTSource(copy_tma_kernel, signature, constexprs={"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N})
-    return triton.compile(kernel, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
 
 
 def copy_tma(source, destination) -> None:

@@ -23,7 +23,6 @@ import dataclasses
 import functools
 import importlib
 import json
-import os
 import pathlib
 import pkgutil
 import re
@@ -35,7 +34,7 @@ import filelock
 from tilelab import ROOT, cli
 from tilelab.course import notebook, suite
 from tilelab.records import headlines, results
-from tilelab.runtime import device, files, provenance
+from tilelab.runtime import caches, device, files, provenance
 
 ALONE = ("09_ch14_sweep", "claims")  # the first measures on all GPUs, and the second judges all records
 MAX_USED = 0.25  # share of a GPU's memory that other processes may use
@@ -96,14 +95,8 @@ def _check_memory(gpus: list[str]) -> None:
 def _check_writable(folders: list[pathlib.Path]) -> None:
     """Raise RuntimeError, before minutes of measuring, where the results could not be written."""
     for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # A full disk still lets a file be created, so write some bytes.
-            files.write_atomically(folder / "writable", "x" * 4096)
-            (folder / "writable").unlink()
-        except OSError as error:
-            reason = os.strerror(error.errno)
-            raise RuntimeError(f"{folder} cannot be written ({reason}): nothing was recorded") from error
+        if reason := caches.why_not_writable(folder):
+            raise RuntimeError(f"{folder} cannot be written ({reason}): nothing was recorded")
 
 
 async def _record_one(path: pathlib.Path, gpu: str, recorded: list[str], running: set[str]) -> None:

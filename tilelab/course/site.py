@@ -1,4 +1,4 @@
-"""Write the README and the executed notebooks as pages that need no network: `python -m tilelab.course.site [folder]`.
+"""Write the README, the executed notebooks and `docs` as pages without a network: `python -m tilelab.course.site`.
 
 Each page holds its style sheet, its pictures and the recorded data of its interactive views. The views (tilelab/views)
 and the sidebar (site.js) bring the only scripts of a page. The search reads the texts of all sections from `search.js`.
@@ -13,6 +13,7 @@ import html
 import json
 import mimetypes
 import pathlib
+import posixpath
 import re
 
 import nbformat
@@ -24,8 +25,7 @@ from tilelab.course import notebook
 from tilelab.runtime import device
 
 FOLDER = pathlib.Path(__file__).parent
-NOTEBOOK = re.compile(r'href="(?:[\w./]*/)?(?<!solutions/)(\w+)\.ipynb(#[^"]*)?"')
-FILE = re.compile(r'<a\b[^>]*\bhref="(?!\w+:|#|\w+\.html)([^"]*)"[^>]*>(.*?)</a>', re.S)
+FILE = re.compile(r'<a\b[^>]*\bhref="(?!\w+:|#)([^"#]*)(#[^"]*)?"[^>]*>(.*?)</a>', re.S)
 SETUP = """# Install the course on a host of notebooks; restart the kernel if the host asks for it. Without a GPU, and
 # on one older than Hopper such as a T4, kernels run in the emulator or the interpreter, and times come from records.
 %pip install -q "tiles-in-flight[hosted] @ git+https://github.com/{repository}"
@@ -43,10 +43,21 @@ CONFIG.HighlightMagicsPreprocessor.languages = {"%%cuda": "cuda"}
 
 @dataclasses.dataclass
 class Page:
-    """A page of the site: the name of its file without the ending, and the notebook that it shows."""
+    """A page of the site: the path of its source in the repository, and the notebook that it shows."""
 
-    stem: str
+    source: str
     notebook: nbformat.NotebookNode
+
+    @property
+    def stem(self) -> str:
+        """Return the name of the page's file without the ending."""
+        folder, name = posixpath.split(self.source.rpartition(".")[0])
+        return {"": "index", "notebooks": name}.get(folder, f"{posixpath.basename(folder)}_{name}")
+
+    @property
+    def is_lesson(self) -> bool:
+        """Return whether the page is a notebook."""
+        return self.source.endswith(".ipynb")
 
     def title(self) -> str:
         """Return the place in the reading order and the text of the first heading, or the name of the page."""
@@ -62,20 +73,34 @@ def notebooks_in_order() -> list[pathlib.Path]:
     return named + sorted(path for path in folder.glob("*.ipynb") if path not in named)
 
 
-def _read_notebook(path: pathlib.Path):
+def _read_page(path: pathlib.Path):
+    """Return a notebook, or a Markdown file as one."""
+    if path.suffix == ".md":
+        return nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_markdown_cell(path.read_text(encoding="utf-8"))]
+        )
     try:
         return nbformat.read(path, 4)
     except Exception as error:  # nbformat raises errors of several libraries
         raise ValueError(f"{path} is not a notebook: {device.first_line(error)}.") from error
 
 
-def _rewrite_links(body: str, files: str = "") -> str:
-    """Point links to notebooks at their pages, and links to other files below the address `files`.
+def _rewrite_links(body: str, page: Page, pages: list[Page], files: str = "") -> str:
+    """Point a page's links at other pages, and links to other files of the repository below the address `files`.
 
     Without an address these become plain text.
     """
-    there = rf'<a href="{files}\1">\2</a>' if files else r"\2"
-    return FILE.sub(there, NOTEBOOK.sub(r'href="\1.html\2"', body))
+    stems = {other.source: other.stem for other in pages}
+
+    def rewrite(found: re.Match) -> str:
+        target, anchor, words = found.groups(default="")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page.source), target))
+        if path not in stems and not files:
+            return words
+        there = f"{stems[path]}.html" if path in stems else f"{files}{path}"
+        return f'<a href="{there}{anchor}">{words}</a>'
+
+    return FILE.sub(rewrite, body)
 
 
 def _make_hosted(source, repository: str):
@@ -193,11 +218,13 @@ def _embed_picture(element: str, folder: pathlib.Path) -> str:
     return f'<span class="picture">{embedded}</span>'
 
 
-def _clean_body(body: str, folder: pathlib.Path) -> tuple[str, str]:
+def _clean_body(body: str, page: Page) -> tuple[str, str]:
     """Return a page's body without foreign scripts and styles, with boxes for what is wide, and its contents.
 
-    Names of pictures are relative to `folder`. The contents link to the headings of the second and third level.
+    The contents link to the headings of the second and third level. Headings of a Markdown file are named as GitHub
+    names them, because links lead there.
     """
+    folder = (ROOT / page.source).parent
     body = re.sub(r"<(script|style)\b[^>]*>.*?</\1>|<link\b[^>]*>", "", body, flags=re.S)
     body = re.sub(r"<table\b.*?</table>", r'<div class="wide">\g<0></div>', body, flags=re.S)
     body = re.sub(r"<img\b[^>]*>", lambda found: _embed_picture(found[0], folder), body)
@@ -205,10 +232,12 @@ def _clean_body(body: str, folder: pathlib.Path) -> tuple[str, str]:
 
     def add_anchor(found: re.Match) -> str:
         level, name, text = found.groups()
+        words = re.sub("<[^>]*>", "", text).strip()
+        if not page.is_lesson:
+            name = re.sub(r"[^\w -]", "", html.unescape(words).lower()).replace(" ", "-")
         while name in seen:
             name += "-again"
         seen.add(name)
-        words = re.sub("<[^>]*>", "", text).strip()
         if level in "23" and words:
             lines.append(f'<li class="h{level}"><a href="#{name}">{words}</a></li>')
         anchor = ANCHOR.format(name=name, words=words.replace('"', "&quot;"))
@@ -234,6 +263,8 @@ def _write_sidebar(pages: list[Page], current: Page, contents: str) -> str:
     """Return the list of all pages in reading order, with the contents of the current one below it."""
     lines = []
     for page in pages:
+        if page.source.startswith("docs/") and "To look up" not in "".join(lines):
+            lines.append("</ul>\n<p>To look up</p>\n<ul>")
         here = (' aria-current="page"', contents) if page is current else ("", "")
         lines.append(f'<li><a href="{page.stem}.html"{here[0]}>{html.escape(page.title())}</a>{here[1]}</li>')
     return "\n".join(["<ul>", *lines, "</ul>"])
@@ -246,11 +277,12 @@ def _write_page(
     title, page_views, at = page.title(), _Views(), pages.index(page)
     _prepare_notebook(page.notebook, page_views)
     body, _ = exporter.from_notebook_node(page.notebook, {"metadata": {"name": title}})
-    folder = "" if page.stem == "index" else "notebooks/"
-    body, contents = _clean_body(body, ROOT / folder)
-    body = _rewrite_links(body, f"https://github.com/{repository}/blob/main/{folder}" if repository else "")
+    body, contents = _clean_body(body, page)
+    body = _rewrite_links(
+        body, page, pages, f"https://github.com/{repository}/blob/main/" if repository else ""
+    )
     elsewhere = ""
-    if repository and folder:
+    if repository and page.is_lesson:
         colab = (
             f"https://colab.research.google.com/github/{repository}/blob/gh-pages/hosted/{page.stem}.ipynb"
         )
@@ -296,7 +328,7 @@ def _write_page(
 
 
 def write_pages(folder: pathlib.Path, repository: str = "") -> list[pathlib.Path]:
-    """Write `index.html`, from the README, a page for each notebook and the texts that the search reads into `folder`.
+    """Write `index.html`, from the README, a page for each notebook and file of `docs`, and the texts of the search.
 
     With `repository`, its "owner/name" at GitHub, there are also copies of the notebooks in `hosted`, which begin with
     a cell that installs the course, and links to them and to the repository's files. Returns the paths of the pages.
@@ -305,17 +337,17 @@ def write_pages(folder: pathlib.Path, repository: str = "") -> list[pathlib.Path
     an unknown or damaged view.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    readme = nbformat.v4.new_markdown_cell((ROOT / "README.md").read_text())
+    docs = [*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/deeper/*.md"))]
     pages = [
-        Page("index", nbformat.v4.new_notebook(cells=[readme])),
-        *(Page(path.stem, _read_notebook(path)) for path in notebooks_in_order()),
+        Page(path.relative_to(ROOT).as_posix(), _read_page(path))
+        for path in (ROOT / "README.md", *notebooks_in_order(), *docs)
     ]
     exporter, paths, sections = HTMLExporter(config=CONFIG), [], []
     # Highlighted code is escaped already, and the notebooks are our own: cleaning would take a third of the time.
     exporter.register_filter("clean_html", lambda text: text)
     for page in pages:
         paths.append(folder / f"{page.stem}.html")
-        if repository and page.stem != "index":
+        if repository and page.is_lesson:
             (folder / "hosted").mkdir(exist_ok=True)
             nbformat.write(_make_hosted(page.notebook, repository), folder / f"hosted/{page.stem}.ipynb")
         try:
@@ -332,7 +364,8 @@ def write_pages(folder: pathlib.Path, repository: str = "") -> list[pathlib.Path
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status 0; errors raise SystemExit with status 2."""
     parser = cli.make_plain_parser(
-        "tilelab.course.site", "Write the README and the executed notebooks as pages that need no network."
+        "tilelab.course.site",
+        "Write the README, the executed notebooks and docs as pages that need no network.",
     )
     parser.add_argument("folder", nargs="?", default=f"{ROOT}/build/site", help="default: build/site")
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -137,6 +138,16 @@ def check_exercise(name: str, test: Callable[[], None]) -> None:
         print(f"{name}: solved.")
 
 
+def make_checker(checks: dict[str, Callable[..., None]]) -> Callable[..., None]:
+    """Return `check(exercise, *answers)`, which prints whether `checks[exercise]` accepts a reader's answers."""
+
+    def check(exercise: str, *answers: Any) -> None:
+        """Print whether an exercise is solved."""
+        check_exercise(exercise, lambda: checks[exercise](*answers))
+
+    return check
+
+
 def run_side_by_side(*experiments: Callable[[], Any]) -> list:
     """Run experiments that time nothing at the same time, one thread each, and return their results in order.
 
@@ -165,6 +176,29 @@ def run_snippet(code: str, limit_s: float) -> tuple[int | None, str, str]:
         finally:
             run.kill()
     return run.returncode, output.decode(errors="replace"), errors.decode(errors="replace")
+
+
+def try_snippet(code: str, limit_s: float) -> str:
+    """Run `code` as `run_snippet` does; return the last line that it printed, its CUDA error, or its last error."""
+    status, output, errors = run_snippet(code, limit_s)
+    if status is None:
+        return f"no answer within {limit_s:g} s"
+    said = output if status == 0 else errors or output
+    lines = [line for line in said.splitlines() if line.strip()] or [f"exit status {status}"]
+    return next((line[line.index("CUDA error") :] for line in lines if "CUDA error" in line), lines[-1])
+
+
+def try_rows(code: str, limit_s: float) -> dict:
+    """Return the row that `code` prints as JSON (see `try_snippet`), or {status, reason} of how its process ended."""
+    said = try_snippet(code, limit_s)
+    return json.loads(said) if said.startswith("{") else {"status": "failed", "reason": said[:300]}
+
+
+def require_right(rows: dict[str, dict]) -> None:
+    """Raise AssertionError, which gives the reasons, unless each of the rows {name: row} is "ok"."""
+    wrong = [f"{name}: {row['reason']}" for name, row in rows.items() if row["status"] != "ok"]
+    if wrong:
+        raise AssertionError("; ".join(wrong))
 
 
 def can_sanitize() -> bool:

@@ -193,9 +193,8 @@ def find(name: str) -> Peer:
         site.addsitedir(os.path.abspath(folder))  # also reads its .pth files, which PYTHONPATH does not
     try:
         library = importlib.import_module(kind.MODULE)
-    except (
-        Exception
-    ) as error:  # a library that is missing beneath it, of another version, or of another torch
+    except Exception as error:
+        # A library may be missing beneath it, or be of another version or another torch.
         return kind(
             kind.NAME,
             reason=f"{kind.NAME} cannot be imported ({_describe(error)}): pip install -e .[peers], "
@@ -269,13 +268,8 @@ def _find_reason(find_fault: Callable, peer: Peer, prepare: Callable) -> str:
 
 def fail(peer: Peer, reason: str) -> dict:
     """Return the row of a peer with which the course could not be compared."""
-    return {
-        "name": "course",
-        "peer": peer.name,
-        "peer_version": peer.version,
-        "status": "failed",
-        "reason": reason,
-    }
+    who = {"name": "course", "peer": peer.name, "peer_version": peer.version}
+    return who | {"status": "failed", "reason": reason}
 
 
 def relate(course: bench.Timing, rival: bench.Timing, peer: Peer) -> dict:
@@ -295,15 +289,3 @@ def relate(course: bench.Timing, rival: bench.Timing, peer: Peer) -> dict:
     row |= {"peer_ms": rival.ms, "ratio": rival.ms / course.ms}
     row |= {"spread": bench.find_spread(rounds)} if len(rounds) > 1 else {}
     return row | {"status": "ok", "reason": ""}
-
-
-def select_strongest(rows: Sequence[dict], keys: Sequence[str] = ("shape",)) -> list[dict]:
-    """Return for each case the row of its fastest peer, in the order of the cases.
-
-    A case is what `keys` have in common. A case without any ratio gives no row.
-    """
-    cases: dict[str, list[dict]] = {}
-    for row in rows:
-        if row.get("ratio"):
-            cases.setdefault(str([row.get(key) for key in keys]), []).append(row)
-    return [min(of_case, key=lambda row: row["ratio"]) for of_case in cases.values()]

@@ -37,8 +37,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     ranks = []
     for values in (first, second):
         _, place, counts = numpy.unique(values, return_inverse=True, return_counts=True)
-        ranks.append(
-            (numpy.cumsum(counts) - (counts - 1) / 2)[place]
-        )  # equal values share the mean of their ranks
+        # equal values share the mean of their ranks
+        ranks.append((numpy.cumsum(counts) - (counts - 1) / 2)[place])
     with numpy.errstate(invalid="ignore", divide="ignore"):
         return float(numpy.corrcoef(*ranks)[0, 1])

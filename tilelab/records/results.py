@@ -192,20 +192,13 @@ def format_cell(value: Any, column: str = "") -> str:
     return "" if value is None else str(value)
 
 
-def table(
-    rows: Sequence[dict], caption: str, columns: Sequence[str] | None = None, sort: str | None = None
-) -> Table:
-    """Return a Table of `rows` with these `columns`, sorted by the column `sort` ("-tflops": largest first)."""
+def table(rows: Sequence[dict], caption: str, columns: Sequence[str] | None = None) -> Table:
+    """Return a Table of `rows` with these `columns`, by default all. KeyError for a column that no row has."""
     rows = list(rows)
     known = dict.fromkeys(name for row in rows for name in row)
     columns = list(columns or known)
     if unknown := [name for name in columns if name not in known]:
         raise KeyError(f"no row has {', '.join(unknown)}")
-    if sort:
-        name = sort.removeprefix("-")
-        without = [row for row in rows if not format_cell(row.get(name))]  # they come last
-        known_rows = [row for row in rows if format_cell(row.get(name))]
-        rows = sorted(known_rows, key=lambda row: row[name], reverse=sort.startswith("-")) + without
     cells = [[format_cell(row.get(name), str(name)) for name in columns] for row in rows]
     return Table([str(name) for name in columns], cells, caption)
 
@@ -240,9 +233,9 @@ class Record:
             f"{self.stale.removeprefix('recorded ').partition(' (')[0] or when}"
         )
 
-    def show(self, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
+    def show(self, columns: Sequence[str] | None = None) -> Table:
         """Return a Table of the rows, as `table` does, with the label as its caption."""
-        return table(self.rows, f"{self.experiment}: {self.label()}", columns, sort)
+        return table(self.rows, f"{self.experiment}: {self.label()}", columns)
 
     def __repr__(self) -> str:
         return repr(self.show())

@@ -175,12 +175,6 @@ def find_idle_share(recording: dict) -> float:
     return 1 - _find_covered_share(recording, recording["tensor"])
 
 
-def find_share_without_products(recording: dict) -> float:
-    """Return the share of the recording in which no products are in flight, from 0 to 1."""
-    pairs = [event[BEGIN : END + 1] for event in recording["events"] if event[KIND] == "product"]
-    return 1 - _find_covered_share(recording, pairs)
-
-
 def summarise(recording: dict) -> list[dict]:
     """Return a row for each lane: the share of the recording, in percent, that each kind of event covers.
 

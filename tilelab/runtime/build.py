@@ -18,21 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilelab.runtime import cuda, worker_pool
-from tilelab.runtime.cubin import OPCODES, ptxas_remarks, sass, sass_counts
+from tilelab.runtime.cubin import OPCODES, sass, sass_counts
+from tilelab.runtime.cubin import ptxas_remarks as ptxas_remarks  # callers take it from here
 from tilelab.runtime.device import Unsupported, target_limits
-
-__all__ = [
-    "Job",
-    "Report",
-    "build",
-    "build_one",
-    "compile_ahead",
-    "disassemble",
-    "job_for",
-    "ptxas_remarks",
-    "sass",
-    "sass_counts",
-]
 
 # Instructions that are counted in the PTX: what the compiler emitted, not how often it runs.
 INSTRUCTIONS = {
@@ -56,7 +44,8 @@ class Job:
     For Triton, `kernel` is "ch14.gemm.kernels:gemm_plain_kernel" or "path/to/file.py:name". `signature` maps each
     argument that is not a constexpr to its Triton type ("*bf16", "i32", "tensordesc<bf16[128, 64]>"). `constants` maps
     the constexpr arguments to their values. `aligned` names pointers and integers that are multiples of 16. `options`
-    are further compile options.
+    are further compile options. `first_lines` maps the functions of a file that holds a copy of notebook cells to their
+    lines in these cells: Triton's cache compares them too, so that a launch from a cell finds the build.
 
     For CUDA C++, `kernel` is "path/to/file.cu:name". `constants` become -DNAME=VALUE (a bool 0 or 1), and
     `smem_bytes` is the dynamic shared memory of the launch.
@@ -72,6 +61,7 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     smem_bytes: int = 0
+    first_lines: dict[str, int] = field(default_factory=dict)
 
     @property
     def _entry(self) -> str:

@@ -34,8 +34,8 @@ def _postpone_packages(module: str) -> None:
         package.__getattr__ = run
 
 
-def _load_kernel(name: str):
-    """Return the Triton kernel "module:name" or "file.py:name"."""
+def _load_kernel(name: str, first_lines: dict[str, int]):
+    """Return the Triton kernel "module:name" or "file.py:name"; `first_lines` are those of build.Job."""
     module, _, attribute = name.rpartition(":")
     try:
         if module.endswith(".py"):
@@ -43,6 +43,9 @@ def _load_kernel(name: str):
             loaded = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look there
             # Compiled here, because a bytecode cache cannot tell apart two edits within one second.
             exec(compile(pathlib.Path(module).read_text(), module, "exec"), loaded.__dict__)
+            for function, line in first_lines.items():
+                if hasattr(loaded.__dict__.get(function), "starting_line_number"):
+                    loaded.__dict__[function].starting_line_number = line
         else:
             _postpone_packages(module)
             loaded = importlib.import_module(module)
@@ -62,7 +65,7 @@ def _compile_triton(job: dict) -> dict:
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    kernel = _load_kernel(job["kernel"])
+    kernel = _load_kernel(job["kernel"], job["first_lines"])
     source_type = GluonASTSource if kernel.is_gluon() else ASTSource
     names = kernel.arg_names
     unknown = ((set(job["signature"]) | set(job["constants"])) ^ set(names)) | (

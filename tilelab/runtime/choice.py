@@ -16,14 +16,20 @@ import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from tilelab.runtime import device, files, tuned
 
-NEAREST = 8  # shapes that correct a prediction
+# Shapes that correct a prediction, and octaves after which a shape's error counts 0.6 of that of the shape itself:
+# where waves decide, too, and where they are not known.
+NEAREST, REACH = (24, 8), (0.6, 0.8)
 AXES = (2.0, 2.0, 1.0)  # how much an octave counts in M, N and K
-REACH = 0.8  # octaves, after which a shape's error counts 0.6 of that of the shape itself
+RAGGED = 0.5  # how much it counts that rows start within lines of 128 bytes at one of two shapes only
 UNKNOWN = 0.05, 0.1  # weight and size of the error that a family is given in advance
 
 Shape = tuple[int, int, int]
+Predict = Callable[[int, int, int, int, str], tuple[np.ndarray, np.ndarray]]
+H200, SMS = "NVIDIA H200", 132  # the GPUs of the tables have 132
 
 
 class Table:
@@ -32,46 +38,79 @@ class Table:
     def __init__(
         self, gpu: str, families: Sequence[str], shapes: Sequence[Shape], errors: Sequence[Sequence]
     ):
-        self.gpu, self.shapes = gpu, [tuple(shape) for shape in shapes]
+        self.gpu, self.shapes = gpu, [(m, n, k) for m, n, k in shapes]
         self.places = {family: place for place, family in enumerate(families)}
         self.errors = [[None if each is None else each / 1000 for each in row] for row in errors]
-        self._logs = [tuple(map(math.log2, shape)) for shape in self.shapes]
+        self._at = np.array([_locate(*shape) for shape in self.shapes], np.float32)
+        self._rows = {shape: row for row, shape in enumerate(self.shapes)}
+        self._aligned: dict[tuple[str, ...], tuple] = {}
 
-    def nearest(
-        self, m: int, n: int, k: int, without: Callable[[Shape], bool] | None = None
-    ) -> list[tuple[float, int]]:
-        """Return (weight, place) of the nearest shapes; those for which `without` is true do not count."""
-        at = math.log2(m), math.log2(n), math.log2(k)
-        found = sorted(
-            (sum(axis * (a - b) ** 2 for axis, a, b in zip(AXES, at, logs)), place)
-            for place, logs in enumerate(self._logs)
-            if without is None or not without(self.shapes[place])
-        )[:NEAREST]
-        if found and found[0][0] == 0:
-            found = found[:1]  # the shape itself was measured
-        return [(math.exp(-distance / (2 * REACH**2)), place) for distance, place in found]
+    def _align(self, names: tuple[str, ...], predict: Predict | None) -> np.ndarray:
+        """Return for each shape and family of `names`: the error, whether it is known, and `_describe_waves`."""
+        if names not in self._aligned:
+            errors = np.full((len(self.shapes), len(self.places) + 1), np.nan, np.float32)
+            errors[:, :-1] = np.array(self.errors, np.float32)
+            errors = errors[:, [self.places.get(name, -1) for name in names]]
+            rows = np.nan_to_num(errors), (~np.isnan(errors)).astype(np.float32)
+            if predict:
+                waves, (m, n, k) = np.empty(errors.shape), np.array(self.shapes)[:, :, None].swapaxes(0, 1)
+                for tokens in np.unique(m):
+                    at = np.flatnonzero(m[:, 0] == tokens)
+                    waves[at] = predict(int(tokens), n[at], k[at], SMS, self.gpu)[1]
+                rows = *rows, *_describe_waves(waves)
+            self._aligned[names] = np.stack(rows, 1)
+        return self._aligned[names]
 
-    def correct(self, predicted: Mapping[str, float], near: Sequence[tuple[float, int]]) -> dict[str, float]:
-        """Return the corrected times of families, from their predicted ones and `nearest` shapes."""
-        errors = [(weight, self.errors[place]) for weight, place in near]
-        known = [
-            (weight, row[place])
-            for weight, row in errors
-            for place in self.places.values()
-            if row[place] is not None
-        ]
-        total = sum(weight for weight, _ in known)
-        usual = sum(weight * error for weight, error in known) / total if total > 1e-9 else 0.0
+    def correct(
+        self,
+        names: tuple[str, ...],
+        us: np.ndarray,
+        shape: Shape,
+        waves: np.ndarray | None = None,
+        predict: Predict | None = None,
+        without: Callable[[Shape], bool] | None = None,
+    ) -> tuple[np.ndarray, int]:
+        """Return the corrected times of families from their predicted ones, and the row of the nearest shape.
+
+        waves: how often a family's tiles fill the GPU. Then a shape counts the more for a family, the more alike are
+        its waves, and how full the last one is. predict: a function of (m, n, k, sms, gpu) that returns (times, waves)
+        and takes columns of n and k. Shapes for which `without` is true do not count. A measured shape counts alone.
+        """
+        learned, plain = self._align(names, predict if waves is not None else None), waves is None
+        if without is None and shape in self._rows:
+            rows, distances = np.array([self._rows[shape]]), np.zeros(1, np.float32)
+        else:
+            apart = self._at - np.array(_locate(*shape), np.float32)
+            distances = (apart * apart) @ _ONES
+            if without:
+                distances[[row for row, each in enumerate(self.shapes) if without(each)]] = np.inf
+            rows = distances.argpartition(min(NEAREST[plain], len(distances) - 1))[: NEAREST[plain]]
+            distances = distances[rows]
+        near = learned.take(rows, 0)
+        weights = distances[:, None]
+        if waves is not None:
+            apart = near[:, 2:] - _describe_waves(waves)
+            apart *= apart
+            weights = weights + apart[:, 0] + apart[:, 1]
+        weights = np.exp(weights * np.float32(-0.5 / REACH[plain] ** 2)) * near[:, 1]
+        total, sums = weights.sum(0), (weights * near[:, 0]).sum(0)
         advance, more = UNKNOWN
-        found = {}
-        for family, us in predicted.items():
-            weights, sums = advance, advance * (usual + more)
-            if (place := self.places.get(family)) is not None:
-                for weight, row in errors:
-                    if (error := row[place]) is not None:
-                        weights, sums = weights + weight, sums + weight * error
-            found[family] = us * math.exp(sums / weights)
-        return found
+        more = advance * (float(sums.sum()) / max(float(total.sum()), 1e-9) + more)
+        return us * np.exp((more + sums) / (advance + total)), int(rows[distances.argmin()])
+
+
+_ONES = np.ones(4, np.float32)
+
+
+def _locate(m: int, n: int, k: int) -> tuple[float, ...]:
+    """Return where a shape lies, so that the distance of two says how alike they are."""
+    octaves = (math.sqrt(axis) * math.log2(extent) for axis, extent in zip(AXES, (m, n, k)))
+    return *octaves, RAGGED**0.5 * (k % 64 > 0)
+
+
+def _describe_waves(waves: np.ndarray) -> np.ndarray:
+    """Return octaves of the number of waves, and of what the last one leaves idle."""
+    return np.log2(np.array((np.minimum(waves, 8), np.ceil(waves) / waves), np.float32))
 
 
 def path(kernel: str, gpu: str) -> pathlib.Path:
@@ -89,22 +128,43 @@ def load(kernel: str, gpu: str) -> Table | None:
         return None
 
 
+def _find(kernel: str, gpu: str) -> Table | None:
+    return load(kernel, gpu) or load(kernel, H200)
+
+
+def order(
+    kernel: str,
+    gpu: str,
+    names: tuple[str, ...],
+    us: np.ndarray,
+    shape: Shape,
+    waves: np.ndarray | None = None,
+    predict: Predict | None = None,
+) -> tuple[list[int], str]:
+    """Return the places of families, the fastest first, and in words what the order rests on.
+
+    us: the predicted times of the families `names`; `waves` and `predict` are described at `Table.correct`. Without a
+    table of this GPU, the one of an H200 serves: the model knows the rates of the GPU here, and how it errs depends on
+    the kernel more than on the GPU.
+    """
+    table = _find(kernel, gpu)
+    if table is None:
+        return us.argsort().tolist(), "by the model"
+    corrected, row = table.correct(names, us, shape, waves, predict)
+    where = "" if table.gpu == gpu else f" on an {table.gpu}"
+    nearest = " × ".join(map(str, table.shapes[row]))
+    return corrected.argsort().tolist(), f"by the model and its errors near {nearest}{where}"
+
+
 def rank(
     kernel: str, gpu: str, predicted: Mapping[str, float], m: int, n: int, k: int
 ) -> tuple[list[str], str]:
-    """Return the families that `predicted` has times of, the fastest first, and in words what the order rests on.
-
-    Without a table of this GPU, the one of an H200 serves: the model knows the rates of the GPU here, and how it errs
-    depends on the kernel more than on the GPU.
-    """
-    table = load(kernel, gpu) or load(kernel, "NVIDIA H200")
-    if table is None:
-        return sorted(predicted, key=predicted.__getitem__), "by the model"
-    near = table.nearest(m, n, k)
-    corrected = table.correct(predicted, near)
-    where = "" if table.gpu == gpu else f" on an {table.gpu}"
-    nearest = " × ".join(map(str, table.shapes[near[0][1]])) if near else ""
-    return sorted(corrected, key=corrected.__getitem__), f"by the model and its errors near {nearest}{where}"
+    """Return the families of {family: predicted µs}, the fastest first, and what `order` says of it."""
+    table = _find(kernel, gpu)
+    names = tuple(dict.fromkeys((*(table.places if table else ()), *predicted)))
+    us = np.array([predicted.get(name, math.inf) for name in names])
+    places, why = order(kernel, gpu, names, us, (m, n, k))
+    return [names[place] for place in places if names[place] in predicted], why
 
 
 def keep(

@@ -16,7 +16,7 @@ import re
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -34,26 +34,6 @@ TOOLKIT = re.compile(
 
 class CompileError(RuntimeError):
     """NVRTC refused the source; the message holds the compiler's log, with file, line and the text of the line."""
-
-
-def _program_options(target: str, name: str, options: Sequence[str], folders: Sequence[str]):
-    """Return cuda.core's ProgramOptions for -DNAME, -DNAME=VALUE, -IPATH and -default-device."""
-    from cuda.core import ProgramOptions
-
-    if unknown := [
-        option for option in options if option[:2] not in ("-D", "-I") and option != "-default-device"
-    ]:
-        raise ValueError(f"unknown compiler option {unknown[0]!r}; use -DNAME=VALUE or -IPATH.")
-    definitions = [option[2:].partition("=") for option in options if option[:2] == "-D"]
-    macros = [(macro, value if equals else "1") for macro, equals, value in definitions]
-    includes = [option[2:] for option in options if option[:2] == "-I"]
-    return ProgramOptions(
-        arch=target,
-        name=name,
-        define_macro=macros or None,
-        device_as_default_execution_space="-default-device" in options or None,
-        include_path=[*includes, *folders] or None,
-    )
 
 
 def included_headers(source: str, name: str, options: Sequence[str]) -> tuple[dict[str, str], str]:
@@ -168,21 +148,15 @@ def compile_cubin(
     so that `load_cubin` finds them by name. Raises CompileError with the compiler's log.
     """
     from cuda.bindings import nvrtc
-    from cuda.core import Program
 
     headers, toolkit_header = included_headers(source, name, options)
     folders = toolkit_folders(name, toolkit_header) if toolkit_header else {}
     cache &= not any(map(INCLUDE_BY_MACRO.search, (source, *headers.values())))  # that header is unknown here
-    key = (source, headers, folders, target, name, list(options)), nvrtc.nvrtcVersion(), version("cuda-core")
+    key = (source, headers, folders, target, name, list(options)), nvrtc.nvrtcVersion()
     path = cubin_folder() / hashlib.sha256(repr((*key, *expressions)).encode()).hexdigest()
     if cache and (cubin := read_cached(path)):
         return cubin
-    program = Program(source, "c++", _program_options(target, name, options, list(folders)))
-    try:
-        cubin = bytes(program.compile("cubin", name_expressions=tuple(expressions)).code)
-    except Exception as error:  # NVRTCError is private to cuda.core; only the log in it helps a reader
-        log = re.sub(r"^\d+: NVRTC_ERROR_\w+, compilation log:\s*", "", str(error).replace("\0", "").strip())
-        raise CompileError(f"{name} does not compile for {target}:\n{log}") from error
+    cubin, _ = _run_nvrtc("CUBIN", source, target, name, [*options, *_include(folders)], expressions)
     if cache:
         write_cached(path, cubin)
     return cubin
@@ -197,34 +171,41 @@ def compile_to_ptx(
     source: str, target: str, name: str, options: Sequence[str], expressions: Sequence[str] = ()
 ) -> tuple[str, list[str]]:
     """Return the PTX of a source, and the names in it of C++ `expressions` such as "gemm<128, 64>"."""
-    from cuda.bindings import nvrtc  # cuda.core would ask the driver, which is missing without a GPU
-
     _, toolkit_header = included_headers(source, name, options)
     folders = toolkit_folders(name, toolkit_header) if toolkit_header else {}
+    ptx, lowered = _run_nvrtc("PTX", source, target, name, [*options, *_include(folders)], expressions)
+    return ptx.decode().rstrip("\0"), lowered
+
+
+def _include(folders: Iterable[str]) -> list[str]:
+    return [f"-I{folder}" for folder in folders]
+
+
+def _run_nvrtc(
+    result: str, source: str, target: str, name: str, options: Sequence[str], expressions: Sequence[str]
+) -> tuple[bytes, list[str]]:
+    """Return the "PTX" or the "CUBIN" of a source, and the names in it of C++ `expressions`."""
+    from cuda.bindings import nvrtc  # cuda.core would ask the driver, which is missing without a GPU
+
+    known = ("-D", "-I")
+    if unknown := [each for each in options if each[:2] not in known and each != "-default-device"]:
+        raise ValueError(f"unknown compiler option {unknown[0]!r}; use -DNAME=VALUE or -IPATH.")
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
     for expression in expressions:
         nvrtc.nvrtcAddNameExpression(program, expression.encode())
-    flags = [
-        option.encode()
-        for option in (
-            f"-arch={target.replace('sm_', 'compute_')}",
-            *options,
-            *(f"-I{folder}" for folder in folders),
-        )
-    ]
+    arch = target.replace("sm_", "compute_") if result == "PTX" else target
+    flags = [option.encode() for option in (f"-arch={arch}", *options)]
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
         failed = status != nvrtc.nvrtcResult.NVRTC_SUCCESS
-        ask = nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX
+        what = "ProgramLog" if failed else result
+        found = bytearray(getattr(nvrtc, f"nvrtcGet{what}Size")(program)[1])
+        getattr(nvrtc, f"nvrtcGet{what}")(program, found)
         if failed:
-            ask = nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog
-        text = bytearray(ask[0](program)[1])
-        ask[1](program, text)
-        said = text.decode().rstrip("\0")
-        if failed:
-            raise CompileError(f"{name} does not compile for {target}:\n{said.strip()}")
+            log = found.decode().rstrip("\0").strip()
+            raise CompileError(f"{name} does not compile for {target}:\n{log}")
         lowered = [nvrtc.nvrtcGetLoweredName(program, each.encode())[1].decode() for each in expressions]
-        return said, lowered
+        return bytes(found), lowered
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -243,7 +224,7 @@ def compile_file(
     try:  # the absolute path makes the compiler search the file's folder, not the current one
         return compile_cubin(path.read_text(), target, str(path), [*options, f"-I{INCLUDE_FOLDER}"], cache)
     except CompileError as error:
-        raise CompileError(str(error).replace(f"{path.parent}{os.sep}", "")) from error.__cause__
+        raise CompileError(str(error).replace(f"{path.parent}{os.sep}", "")) from None
 
 
 def current_device() -> Any:

@@ -242,16 +242,9 @@ def current() -> Device:
 
         props = torch.cuda.get_device_properties(torch.cuda.current_device())
         target = f"sm_{props.major}{props.minor}" + ("a" if props.major >= 9 else "")
-        return Device(
-            props.name,
-            (props.major, props.minor),
-            target,
-            props.multi_processor_count,
-            props.shared_memory_per_block_optin,
-            props.L2_cache_size,
-            props.total_memory,
-            driver_version(),
-        )
+        sizes = props.shared_memory_per_block_optin, props.L2_cache_size, props.total_memory
+        capability, sms = (props.major, props.minor), props.multi_processor_count
+        return Device(props.name, capability, target, sms, *sizes, driver_version())
     except Exception as error:
         return Device(note=f"the driver does not answer: {first_line(error)}")
 

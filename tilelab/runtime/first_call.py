@@ -5,6 +5,7 @@ The table of winners lies in the user's cache, or in the folder that TILES_TUNED
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,14 +48,11 @@ def choose(
     except torch.OutOfMemoryError:
         return ranked[0], "not tuned, because there is no memory for copies of the operands"
     best = min(range(len(tried)), key=us.__getitem__)
-    row = dict(zip("mnk", shape)) | {
-        "dtype": dtype,
-        "config": tried[best],
-        "us": us[best],
-        "peer": "the first choice",
-    }
-    row |= {"peer_us": us[0], "ratio": us[0] / us[best], "spread": 0.0, "tried": len(tried), "source": source}
-    tuned.keep_for_user(kernel, row, device.current().name or "")
+    row = dict(zip("mnk", shape)) | {"dtype": dtype, "config": tried[best], "us": us[best]}
+    row |= {"peer": "the first choice", "peer_us": us[0], "ratio": us[0] / us[best], "spread": 0.0}
+    row |= {"tried": len(tried), "source": source}
+    with contextlib.suppress(OSError, ValueError):  # nowhere to write, or a damaged table
+        tuned.keep(kernel, [row], device.current().name or "", replace=True)
     return tried[best], f"tuned among {len(tried)} at the first call"
 
 

@@ -47,19 +47,10 @@ class Plan:
 
 def describe(tensor: torch.Tensor | None) -> tuple | None:
     """Return all that a plan may depend on of a tensor, hashable: not its contents, of its address the last bits."""
-    return (
-        tensor
-        if tensor is None
-        else (
-            type(tensor),
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-            tensor.device,
-            tensor.data_ptr() % 16,
-            tensor.is_neg(),
-        )
-    )
+    if tensor is None:
+        return None
+    bits = tensor.data_ptr() % 16
+    return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, bits, tensor.is_neg()
 
 
 def is_capturing() -> bool:
@@ -85,12 +76,8 @@ class Planner:
             gpu = inputs[0].is_cuda and torch._C._cuda_getDevice()
             key: Any = (*map(describe, inputs), describe(out), options, gpu)
             plan = self.plans.get(key)
-        except (
-            AttributeError,
-            RuntimeError,
-            TypeError,
-        ):  # no dense tensor: `make` says what is wrong with it
-            key = plan = None
+        except (AttributeError, RuntimeError, TypeError):
+            key = plan = None  # no dense tensor: `make` says what is wrong with it
         if plan is None:
             plan = self._make(inputs, out, options)
             if key is not None and not ("tune" in options and is_capturing()):  # tuned at a later call

@@ -37,15 +37,12 @@ def say(config: Any, phrases: Mapping[str, str], always: Collection[str] = ()) -
     return SEPARATOR.join(parts)
 
 
-def read(text: str, phrases: Mapping[str, str], old: re.Pattern | None = None) -> dict[str, Any]:
+def read(text: str, phrases: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields that a spoken name gives, for the class to be called with; ValueError for other text.
 
     A number becomes an int, a word a str, and the field of a phrase without a place True. Commas, which are easier to
-    type, may separate the parts as well. `old` is the pattern of an older spelling, whose groups have names of fields.
+    type, may separate the parts as well.
     """
-    if old and (found := old.fullmatch(text)):
-        given = {name: value for name, value in found.groupdict().items() if value is not None}
-        return {name: _convert(value, phrases.get(name, "{}")) for name, value in given.items()}
     fields: dict[str, Any] = {}
     for part in re.split("[·,]", text):
         for names, phrase in phrases.items():

@@ -110,11 +110,8 @@ def bind(
         compiled.function,
         grid,
         (32 * meta.num_warps,),
-        [
-            *map(cuda.as_parameter, parameters),
-            scratch,
-            cuda.Address(0),
-        ],  # the last is a profiler's scratch memory
+        # The last parameter is a profiler's scratch memory.
+        [*map(cuda.as_parameter, parameters), scratch, cuda.Address(0)],
         [*positions, -1],
         meta.shared,
         early=meta.launch_pdl if early is None else early,

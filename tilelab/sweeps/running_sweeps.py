@@ -1,7 +1,7 @@
 """The sweeps that panels of this process have started, by the cell of the notebook that holds the panel.
 
-A cell that is executed again gets a new panel, and the sweep of its old one would go on unseen: the new one claims it,
-and the old one stops drawing. A panel owns one sweep at most.
+A cell that is executed again gets a new panel, and the sweep of its old one would go on unseen: it is cancelled. Its
+rows are in the journal, so that Run goes on from there.
 
 JupyterLab runs the callbacks of widgets in a thread of its own (a subshell of the kernel) and ends that thread when its
 page closes; Voila runs them in the main thread. The owner therefore needs no event loop, and a lock guards its state.
@@ -9,29 +9,16 @@ page closes; Voila runs them in the main thread. The owner therefore needs no ev
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from IPython import get_ipython
 
 from tilelab.sweeps.sweep import Sweep
 
 DRAW_S = 0.2  # from one report to the next while a sweep runs
-
-
-@dataclasses.dataclass(frozen=True)
-class _Followed:
-    """A sweep that a panel in `cell` follows until `release` is called."""
-
-    cell: str
-    sweep: Sweep
-    release: Callable
-
-
-_lock = threading.Lock()
-_followed: list[_Followed] = []  # the newest last
+_running: dict[str, list[Sweep]] = {}  # by cell
 
 
 def find_cell() -> str:
@@ -43,37 +30,10 @@ def find_cell() -> str:
     return str((parent.get("metadata") or {}).get("cellId", ""))
 
 
-def add(sweep: Sweep, cell: str, release: Callable) -> Sweep:
-    """Keep a sweep that a panel in `cell` follows, and return it. After `release()` the panel follows it no more."""
-    with _lock:
-        _followed[:] = [*(kept for kept in _followed if kept.sweep.running), _Followed(cell, sweep, release)]
-    return sweep
-
-
-def claim(keys: Iterable[str], cell: str) -> Sweep | None:
-    """Return the running sweep that an earlier panel in `cell` has left, and cancel that panel's other sweeps.
-
-    `keys` name the new panel's configurations (sweep.config_keys); a sweep of any others is cancelled. Sweeps of other
-    cells go on, because their panels are still there, and nothing is claimed where `cell` is "". The earlier panel
-    draws no more of the sweep; its new owner calls `add`.
-    """
-    if not cell:
-        return None
-    with _lock:
-        left = [
-            kept
-            for kept in _followed
-            if kept.cell == cell and kept.sweep.running and not kept.sweep.cancelled
-        ]
-        found = next((kept for kept in left if kept.sweep.configs.keys() == set(keys)), None)
-        if found:
-            _followed.remove(found)
-    for kept in left:
-        if kept is not found:
-            kept.sweep.cancel()
-    if found:
-        found.release()
-    return found and found.sweep
+def cancel_earlier(cell: str) -> None:
+    """Cancel the sweeps that earlier panels in `cell` have left; none where `cell` is "", which names no cell."""
+    for sweep in _running.pop(cell, []) if cell else []:
+        sweep.cancel()
 
 
 class SweepOwner:
@@ -84,8 +44,10 @@ class SweepOwner:
 
     def __init__(self, lock: threading.RLock, on_rows: Callable, on_end: Callable):
         self.lock, self.on_rows, self.on_end = lock, on_rows, on_end
+        self.cell = find_cell()
         self.sweep: Sweep | None = None  # while one runs
         self._follower = threading.Thread()
+        cancel_earlier(self.cell)
 
     @property
     def running(self) -> bool:
@@ -93,8 +55,9 @@ class SweepOwner:
         return self.sweep is not None
 
     def follow(self, begun: Sweep) -> None:
-        """Own a sweep that was started just now, or by an earlier panel, and start the thread that follows it."""
+        """Own a sweep that was started just now, and start the thread that follows it."""
         self.sweep = begun
+        _running[self.cell] = [*(each for each in _running.get(self.cell, []) if each.running), begun]
         self._follower = threading.Thread(target=self._follow, args=(begun,), name="panel", daemon=True)
         self._follower.start()
 
@@ -105,12 +68,6 @@ class SweepOwner:
         self.sweep.cancel()
         return True
 
-    def release(self) -> bool:
-        """Leave the sweep to another owner, and report no further row. Return whether a sweep ran."""
-        with self.lock:
-            released, self.sweep = self.sweep, None
-        return released is not None
-
     def wait(self) -> None:
         """Wait until no sweep runs and its end was reported."""
         if self._follower.ident:
@@ -120,10 +77,7 @@ class SweepOwner:
         while running.running:
             time.sleep(DRAW_S)
             with self.lock:
-                if self.sweep is not running:  # it was released
-                    return
                 self.on_rows(running)
         with self.lock:
-            if self.sweep is running:
-                self.sweep = None
-                self.on_end(running)
+            self.sweep = None
+            self.on_end(running)

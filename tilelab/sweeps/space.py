@@ -43,6 +43,12 @@ def load_ceiling(name: str, field: str) -> tuple[float, dict]:
     return speed, record["device"]
 
 
+def make_copy_roofline(intensity_label: str, intensity: Callable[[Any], float]) -> Roofline:
+    """Return the axes of a kernel that only moves data, under the recorded speed of torch's copy."""
+    roof = {"torch's copy": load_ceiling("copy", "gbps")[0]}
+    return Roofline(intensity_label, "gbps", "GB/s", intensity, roof)
+
+
 def _require_built(measure: Callable[[Any, Any], dict]) -> Callable[[Any, Any], dict]:
     """Return `measure` such that a row fails where it launched another binary than the space's `job` builds."""
 

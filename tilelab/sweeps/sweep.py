@@ -49,15 +49,9 @@ RECORDED = (
 def build_configuration(space: Space, config: Any, timeout_s: float, cancel_token: object) -> dict:
     """Build a configuration in a process of its own; return status, reason and resources."""
     report = build.build_one(space.job(config), timeout_s, cancel_token=cancel_token)
+    fields = "status reason registers spills smem threads programs_per_sm".split()
     counts = {name: count for name, count in report.counts.items() if count}
-    return {
-        "status": report.status,
-        "reason": report.reason,
-        "registers": report.registers,
-        "spills": report.spills,
-        "smem": report.smem,
-        "threads": report.threads,
-        "programs_per_sm": report.programs_per_sm,
+    return {name: getattr(report, name) for name in fields} | {
         "counts": counts,
         "build_s": round(report.seconds, 3),
     }
@@ -508,9 +502,8 @@ class Sweep:
 
     def _emit(self, row: dict, new: bool = True) -> None:
         if new:
-            if worker_pool.is_killed(
-                self._cancel_token
-            ):  # a build or a measurement that was killed did not fail
+            # a build or a measurement that was killed did not fail
+            if worker_pool.is_killed(self._cancel_token):
                 raise asyncio.CancelledError
             row = {**row, "recorded": provenance.utc_now()}
             self._new_rows += 1

@@ -95,21 +95,6 @@ def _make_row(space: Space, config: Any, row: dict, tried: int) -> dict:
     }
 
 
-def keep_winner(space: Space, config: Any, row: dict, tried: int) -> str:
-    """Keep the fastest configuration of a sweep, measured on the GPU here, as `tuned.keep` does; return its sentence.
-
-    `row` is the configuration's row of the sweep, `tried` the number of configurations that were timed. Raises
-    ValueError for another dtype than the table's, for a row without a time beside the peer, and for a damaged table.
-    """
-    if space.dtype != space.table_dtype:
-        raise ValueError(
-            f"the table of {space.table} holds {space.table_dtype} only; the sweep's dtype is {space.dtype}."
-        )
-    if not row.get("ms") or not row.get("ratio"):
-        raise ValueError(f"{row['kernel']} has no time beside {space.peer}: sweep it on this GPU.")
-    return tuned.keep(space.table, [_make_row(space, config, row, tried)], device.current().name)[0]
-
-
 def run(kernel: type[Space], path: str, share: float | None = None) -> int:
     """Tune the shapes of a file, keep them in the table of the GPU here, and print a sentence for each.
 

@@ -67,7 +67,8 @@ def make_page_part(name: str, data: Any, *, still: str = "", with_code: bool = T
     """Return HTML that shows a view of recorded data on a page without a server or a network.
 
     `still` is HTML for readers without scripts; the view takes its place, and it comes back if the view fails. Of
-    several parts with one view on a page only the first needs the code of the view.
+    several parts with one view on a page only the first needs the code of the view. The `end` of the view's element
+    undoes what the view has changed outside of it.
     """
     body = read_module(name).replace(EXPORT, "return render;")
     code = (
@@ -87,7 +88,7 @@ def make_page_part(name: str, data: Any, *, still: str = "", with_code: bool = T
         "const model = { get: name => values[name], set: (name, value) => { values[name] = value; }, "
         "on: () => {}, off: () => {}, save_changes: () => {}, send: () => {} };\n"
         "el.replaceChildren();\n"
-        f"try {{ window.tilesViews[{json.dumps(name)}]({{ model, el }}); }}\n"
+        f"try {{ el.end = window.tilesViews[{json.dumps(name)}]({{ model, el }}); }}\n"
         "catch (error) { el.replaceChildren(...still); console.error(error); }\n})();</script></div>"
     )
 

@@ -90,14 +90,14 @@ function renderCode(el, left, right) {
   const exactly = right ? h("button", { type: "button", title: "count other register numbers as a difference",
                                         onclick: () => { exact = !exact; prepare(); } }, "register numbers") : null;
   const buttons = [...languages, previous, next, ...chips, exactly].filter(Boolean);
-  const toolbar = h("div", { class: "tiles-code-tools", role: "toolbar", "aria-label": "listing",
-                             onkeydown: walk, onfocusin: event => setStop(event.target) }, ...buttons);
+  const toolbar = h("div", { class: "tiles-code-tools", role: "toolbar", "aria-label": "listing" }, ...buttons);
+  moveWithArrows(toolbar, buttons);
   const status = h("p", { class: "tiles-code-status", role: "status" });
   const panes = sides.map((side, index) => {
     const spacer = h("div", { class: "tiles-code-spacer" });
     const scroller = h("div", { class: "tiles-code-lines", tabindex: "-1" }, spacer);
     const counts = h("span", { class: "tiles-code-counts" });
-    const copy = h("button", { type: "button", title: "copy this listing", onclick: () => copyText(side, copy) }, "Copy");
+    const copy = h("button", { type: "button", title: "copy this listing", onclick: () => copyText(side[language].map(([, line]) => line).join("\n"), copy, root) }, "Copy");
     const title = h("h4", {}, side.name, " ", h("small", {}, side.target));
     const reason = h("p", { class: "tiles-code-reason", hidden: !side.reason }, side.reason);
     const pane = h("section", { class: "tiles-code-side", "aria-label": `${side.name}, ${side.target}` },
@@ -106,10 +106,10 @@ function renderCode(el, left, right) {
     return { side, name: names[index], pane, scroller, spacer, counts };
   });
   const body = h("div", { class: `tiles-code-body tiles-code-${sides.length}`, tabindex: "0", role: "group",
-                          "aria-label": "instructions; n and p go to the next and the previous marked line",
-                          onkeydown: press }, ...panes.map(({ pane }) => pane));
+                          "aria-label": "instructions; n and p go to the next and the previous marked line" },
+                 ...panes.map(({ pane }) => pane));
   const note = h("p", { class: "tiles-code-note" });
-  const root = h("div", { class: "tiles-code-root" }, toolbar, body, status, note);
+  const root = h("div", { class: "tiles-code-root", onkeydown: press }, toolbar, body, status, note);
   keepKeys(root);
   el.append(root);
 
@@ -216,28 +216,16 @@ function renderCode(el, left, right) {
   }
 
   function press(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("button")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const scroller = panes[0].scroller, page = scroller.clientHeight - 2 * rowHeight;
     const moves = { ArrowDown: rowHeight, ArrowUp: -rowHeight, PageDown: page, PageUp: -page, " ": page,
                     Home: -Infinity, End: Infinity };
     if (event.key === "n" || event.key === "p") jump(event.key === "n" ? 1 : -1);
+    else if (event.target.closest("button")) return;
     else if (event.key === "ArrowRight" || event.key === "ArrowLeft")
       scroller.scrollLeft += event.key === "ArrowRight" ? 60 : -60;
     else if (event.key in moves)
       scroller.scrollTop = Math.max(0, Math.min(scroller.scrollHeight, scroller.scrollTop + moves[event.key]));
-    else return;
-    event.preventDefault();
-  }
-
-  // The toolbar is one Tab stop; arrows move within it.
-  function setStop(button) {
-    for (const each of buttons) each.tabIndex = each === button ? 0 : -1;
-  }
-
-  function walk(event) {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], index = buttons.indexOf(event.target);
-    if (event.key === "n" || event.key === "p") jump(event.key === "n" ? 1 : -1);
-    else if (step) buttons[(index + step + buttons.length) % buttons.length].focus();
     else return;
     event.preventDefault();
   }
@@ -248,23 +236,6 @@ function renderCode(el, left, right) {
     exactly?.setAttribute("aria-pressed", String(exact));
   }
 
-  async function copyText(side, button) {
-    const text = side[language].map(([, line]) => line).join("\n");
-    try { await navigator.clipboard.writeText(text); }
-    catch { // a page without a secure address has no clipboard of its own
-      const area = h("textarea", { style: "position:fixed;opacity:0" });
-      area.value = text;
-      root.append(area);
-      area.select();
-      document.execCommand("copy");
-      area.remove();
-      button.focus();
-    }
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  }
-
-  setStop(buttons[0]);
   prepare();
   begin();
   const resized = new ResizeObserver(() => { measure(); if (!begun) begin(); });

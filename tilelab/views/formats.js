@@ -128,20 +128,6 @@ function quantiseBlock(numbers, format, elements, rule) {
 
 const TONES = { sign: "sign", exponent: "exponent", mantissa: "mantissa" };
 const KIND = (element, index) => index === 0 ? "sign" : index <= element.exponentBits ? "exponent" : "mantissa";
-const makeId = () => `tiles-formats-${Math.random().toString(36).slice(2)}`;  // a page may have several views
-
-function labelled(id, text, control) {
-  control.id = id;
-  return h("label", { for: id }, h("span", {}, text), control);
-}
-
-function makeSelect(options, value, onchange) {
-  const menu = h("select", { onchange: () => onchange(menu.value) },
-    options.map(option => h("option", { value: option }, option)));
-  menu.value = value;
-  return menu;
-}
-
 // The drawing is as wide as the page allows, so that its text keeps its size.
 const widthOf = drawing => Math.max(320, Math.round(drawing.getBoundingClientRect().width) || 900);
 
@@ -152,7 +138,7 @@ function redrawWhenResized(root, draw) {
 }
 
 function renderCode({ model, el }) {
-  const { elements, start } = model.get("data"), id = makeId();
+  const { elements, start } = model.get("data");
   // E8M0 is a scale: eight exponent bits, no sign and no zero.
   const state = { element: start.element, typed: start.value, code: 0, axis: "" };
   const isScale = () => state.element === "e8m0";
@@ -328,8 +314,7 @@ function renderCode({ model, el }) {
       : `${between}, nearer to ${formatG(here)}.`;
   }
 
-  const menu = makeSelect([...Object.keys(elements), "e8m0"], state.element, value => {
-    state.element = value;
+  const { label, select } = makeFields(state, () => {
     const number = state.typed ?? 1;
     state.typed = number;
     typed.value = String(number);
@@ -339,9 +324,8 @@ function renderCode({ model, el }) {
   state.code = round(state.typed) ?? 0;
   const root = h("div", { class: "tiles-view tiles-formats", role: "group",
     "aria-label": "Number line of small floats" },
-    h("div", { class: "controls" }, labelled(`${id}-element`, "format", menu),
-      labelled(`${id}-typed`, "type a number", typed),
-      labelled(`${id}-code`, "code", codeField), buttons),
+    h("div", { class: "controls" }, select("element", "format", [...Object.keys(elements), "e8m0"].map(name => [name])),
+      label("typed", "type a number", typed), label("code", "code", codeField), buttons),
     sentence, formula, rounding, h("div", { class: "line-box" }, line),
     h("p", { class: "hint" }, "Click a bit to turn it over, or click the line to take the nearest number; arrow keys "
       + "go to the next number. The triangle is the typed number. Dashed marks: subnormal numbers. Formats of eight "
@@ -353,7 +337,7 @@ function renderCode({ model, el }) {
 }
 
 function renderBlock({ model, el }) {
-  const { elements, formats, blocks, start } = model.get("data"), id = makeId();
+  const { elements, formats, blocks, start } = model.get("data");
   const state = { format: start.format, rule: start.rule, data: start.data, at: 0 };
   let numbers = [], made = null;
   const load = () => {
@@ -408,7 +392,7 @@ function renderBlock({ model, el }) {
   function update() {
     const format = formats[state.format], element = elements[format.element];
     const ruleFits = format.scale === "e8m0";
-    ruleMenu.disabled = !ruleFits;
+    controls.rule.disabled = !ruleFits;
     made = quantiseBlock(numbers, format, elements, ruleFits ? state.rule : "floor");
     const { scale, scaleCode, codes, back, amax } = made, limit = maxOf(element) * scale;
     const top = Math.max(amax, Math.min(limit, 2 * amax), 1e-30) * 1.06;
@@ -449,15 +433,13 @@ function renderBlock({ model, el }) {
     bars.setAttribute("aria-valuetext", readout.textContent);
   }
 
-  const change = name => chosen => { state[name] = chosen; if (name !== "rule") load(); update(); };
-  const ruleMenu = makeSelect(["floor", "ceil"], state.rule, change("rule"));
+  const { controls, label, select } = makeFields(state, name => { if (name !== "rule") load(); update(); });
   const root = h("div", { class: "tiles-view tiles-formats", role: "group",
     "aria-label": "A block of numbers under its scale" },
-    h("div", { class: "controls" }, labelled(`${id}-format`, "format",
-      makeSelect(Object.keys(formats), state.format, change("format"))),
-      labelled(`${id}-rule`, "rule of the scale", ruleMenu),
-      labelled(`${id}-data`, "numbers", makeSelect(Object.keys(blocks), state.data, change("data"))),
-      labelled(`${id}-value`, "value of the element", value)),
+    h("div", { class: "controls" }, select("format", "format", Object.keys(formats).map(name => [name])),
+      select("rule", "rule of the scale", [["floor"], ["ceil"]]),
+      select("data", "numbers", Object.keys(blocks).map(name => [name])),
+      label("value", "value of the element", value)),
     sentence, h("div", { class: "line-box" }, bars), readout,
     h("p", { class: "hint" }, "Bars: the numbers. Points: what is left. Thin lines: the numbers of the format at this "
       + "scale, or only its largest where there are many. Point at an element or reach it with the arrow keys, and type another number for it."));

@@ -12,11 +12,8 @@ import dataclasses
 from collections.abc import Iterator
 
 TILES, PROGRAMS, GROUP_M = 64, 264, 8  # of the raster: 8192 cubed in tiles of 128 × 128, two programs per SM
-STRIP_MIB, L2_MIB, PARTS = (
-    2.0,
-    60.0,
-    8,
-)  # 128 rows of 8,192 bf16; L2 of an H200; parts that a strip is loaded in
+# 128 rows of 8,192 bf16; L2 of an H200; parts that a strip is loaded in
+STRIP_MIB, L2_MIB, PARTS = (2.0, 60.0, 8)
 SCORES = ((1, 3), (5, 2), (4, 1))  # of one query, in blocks of two keys
 VALUES = (((8, 0), (4, 4)), ((2, 8), (0, 16)), ((4, 2), (16, 0)))  # the row of V for each key
 
@@ -245,16 +242,8 @@ def load_waves(group_m: int) -> list[dict]:
         counts = collections.Counter(matrix for matrix, _ in strips)
         held = collections.Counter(strip for strip, _ in l2)
         shares = {strip: held[strip] / PARTS for strip in sorted(held)}
-        waves.append(
-            {
-                "tiles": tiles,
-                **counts,
-                "wave": loaded - before,
-                "loaded": loaded,
-                "asked": asked,
-                "held": shares,
-            }
-        )
+        wave = {"tiles": tiles, **counts, "wave": loaded - before}
+        waves.append(wave | {"loaded": loaded, "asked": asked, "held": shares})
     return waves
 
 

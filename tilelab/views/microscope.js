@@ -242,32 +242,7 @@ function makeGrid(label, { paint, over, choose, keys, across }) {
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
   PageUp: [-8, 0], PageDown: [8, 0] };
 
-// Return functions that make labelled fields of `state`; each calls `update` after a change.
-function makeFields(state, update) {
-  const controls = {};
-  const id = `tiles-microscope-${Math.random().toString(36).slice(2)}`;  // a page may have several views
-  const change = (name, value) => { state[name] = value; update(); };
-  const select = (name, text, options) => {
-    const menu = h("select", { id: `${id}-${name}`, onchange: () => change(name, menu.value) },
-      options.map(([value, shown = value]) => h("option", { value }, shown)));
-    menu.value = String(state[name]);
-    controls[name] = menu;
-    return h("label", { for: `${id}-${name}` }, h("span", {}, text), menu);
-  };
-  const number = (name, text, min, max, optional = false) => {
-    const input = h("input", { id: `${id}-${name}`, type: "number", min, max, value: state[name] });
-    input.addEventListener("input", () => {
-      const value = input.valueAsNumber;
-      if (Number.isInteger(value) && value >= min && value <= max) change(name, value);
-      else if (optional && input.value === "") change(name, "");
-    });
-    input.addEventListener("change", () => { input.value = state[name]; });
-    controls[name] = input;
-    return h("label", { for: `${id}-${name}` }, h("span", {}, text), input);
-  };
-  const group = (title, ...parts) => h("fieldset", {}, h("legend", {}, title), parts);
-  return { id, controls, select, number, group };
-}
+const group = (title, ...parts) => h("fieldset", {}, h("legend", {}, title), parts);
 
 const makePanel = (title, text, ...parts) =>
   h("section", {}, h("h4", {}, title), h("p", { class: "hint" }, text), parts);
@@ -300,7 +275,7 @@ function renderBox({ model, el }) {
 
   // ---- controls
 
-  const { id, controls, select, number, group } = makeFields(state, () => update());
+  const { id, controls, select, number } = makeFields(state, () => update());
   const more = h("details", {}, h("summary", {}, "More fields"), h("div", { class: "fields" },
     number("stride", "row stride", 1, 1e12, true), number("start", "starts past 16 B", 0, 1e6),
     select("fill", "fill", [["zero"], ["nan"]]), number("extra", "bytes expected beyond the box", -1e6, 1e6),
@@ -625,7 +600,7 @@ function renderScales({ model, el }) {
   const { formats, start } = model.get("data");
   const state = { format: start.format, rows: start.rows, columns: start.columns };
   let at = start.scale, scales = 1, frame = null;
-  const { controls, select, number, group } = makeFields(state, () => update());
+  const { select, number } = makeFields(state, () => update());
   const readout = h("p", { class: "readout", "aria-live": "polite" }), facts = h("p", { class: "facts" });
   const strip = h("svg:svg", { class: "strip", viewBox: "0 0 1000 30", preserveAspectRatio: "none",
     "aria-hidden": "true" });

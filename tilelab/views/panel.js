@@ -107,7 +107,7 @@ function render({ model, el }) {
   const onPage = [];
   let endCode = () => {}; // what the listings of code leave to be undone
   let wanted = null; // the name of a configuration that the address of the page asks for
-  const stage = live && data.alone && document.body.hasAttribute("data-voila");
+  const stage = data.alone && document.body.hasAttribute("data-voila");
 
   const listen = (target, type, handler) => {
     target.addEventListener(type, handler);
@@ -140,8 +140,6 @@ function render({ model, el }) {
     button("run", "Run", "sweep, or go on where a sweep was cancelled (R)", () => send("run")),
     button("cancel", "Cancel", "stop now; what is finished stays (Esc)", () => send("cancel")),
     button("again", "Start over", "forget this choice's rows and sweep again", () => send("again")),
-    button("keep", "Keep", "let config=\"best\" take the fastest at this shape; for a GEMM timed on this GPU",
-      () => send("keep")),
     stage && button("theme", "Theme", "light or dark", switchTheme));
   const title = h("h2", { class: "tiles-name" });
   const source = h("span", { class: "tiles-source" });
@@ -182,7 +180,8 @@ function render({ model, el }) {
   const root = h("div", { class: `tiles-view tiles-panel${stage ? " tiles-stage" : ""}` },
     h("div", { class: "tiles-in", role: stage && "main" },
       stage && h("div", { class: "tiles-head" }, h("h1", { class: "tiles-title" }, "Which tile configuration is fastest?"),
-        h("p", {}, "Choose a kernel, and select a cell of the map: each is a configuration. Run tries them on this machine.")),
+        h("p", {}, live ? "Choose a kernel, and select a cell of the map: each is a configuration. Run tries them on this machine."
+          : "Select a cell of the map: each is a configuration. Other kernels and Run follow in some seconds.")),
       live && menuBox, h("div", { class: "tiles-run-line" }, live && actions,
         h("div", { class: "tiles-said" }, live && progress, status)), answer,
       h("div", { class: "tiles-main" }, mapPane, h("div", { class: "tiles-side" }, upper.pane, lower.pane))),
@@ -310,8 +309,9 @@ function render({ model, el }) {
 
   function writeAddress() {
     if (!stage) return;
-    const kept = selected >= 0 ? { config: rows()[selected].kernel } : {};
-    history.replaceState(history.state, "", "#" + new URLSearchParams({ ...values, ...kept }));
+    const kept = live ? values : Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+    const config = selected >= 0 ? { config: rows()[selected].kernel } : {};
+    history.replaceState(history.state, "", "#" + new URLSearchParams({ ...kept, ...config }));
   }
 
   // ---- the map
@@ -819,20 +819,8 @@ function render({ model, el }) {
     canvas.toBlob(blob => download(fileName(".png"), blob));
   }
 
-  async function copyPython() {
-    const text = `${data.choice.imports}\n\nconfig = ${data.choice.reprs[selected]}\n`;
-    try {
-      await navigator.clipboard.writeText(text);
-    } catch { // a page without the right to the clipboard
-      const area = h("textarea", { style: "position: fixed; opacity: 0" });
-      area.value = text;
-      root.append(area);
-      area.select();
-      document.execCommand("copy");
-      area.remove();
-    }
-    buttons.copy.textContent = "Copied";
-    setTimeout(() => { buttons.copy.textContent = "Copy as Python"; }, 1500);
+  function copyPython() {
+    copyText(`${data.choice.imports}\n\nconfig = ${data.choice.reprs[selected]}\n`, buttons.copy, root);
   }
 
   // ---- code
@@ -857,9 +845,8 @@ function render({ model, el }) {
   // ---- everything
 
   function drawButtons() {
-    const { running, keep } = data.state, none = selected < 0;
-    const disabled = { run: running, cancel: !running, again: running, keep: !keep, pin: none, listing: none,
-      copy: none };
+    const { running } = data.state, none = selected < 0;
+    const disabled = { run: running, cancel: !running, again: running, pin: none, listing: none, copy: none };
     for (const [name, value] of Object.entries(disabled)) if (buttons[name]) buttons[name].disabled = value;
     buttons.pin.textContent = !none && pinned === selected ? "Unpin" : "Pin";
   }

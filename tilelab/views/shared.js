@@ -48,3 +48,49 @@ function moveWithArrows(tools, buttons) {
     next.focus();
   });
 }
+
+// Return functions that make labelled fields of `state`; select and number call `update(name)` after a change.
+function makeFields(state, update) {
+  const controls = {}, id = `tiles-field-${Math.random().toString(36).slice(2)}`; // a page may have several views
+  const change = (name, value) => { state[name] = value; update(name); };
+  const label = (name, text, control) => {
+    control.id = `${id}-${name}`;
+    controls[name] = control;
+    return h("label", { for: control.id }, h("span", {}, text), control);
+  };
+  const select = (name, text, options) => {
+    const menu = h("select", { onchange: () => change(name, menu.value) },
+      options.map(([value, shown = value]) => h("option", { value }, shown)));
+    menu.value = String(state[name]);
+    return label(name, text, menu);
+  };
+  const number = (name, text, min, max, optional = false) => {
+    const input = h("input", { type: "number", min, max, value: state[name] });
+    input.addEventListener("input", () => {
+      const value = input.valueAsNumber;
+      if (Number.isInteger(value) && value >= min && value <= max) change(name, value);
+      else if (optional && input.value === "") change(name, "");
+    });
+    input.addEventListener("change", () => { input.value = state[name]; });
+    return label(name, text, input);
+  };
+  return { id, controls, label, select, number };
+}
+
+// Copy a text, and say so on the button for a moment.
+async function copyText(text, button, root) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch { // a page without a secure address has no clipboard of its own
+    const area = h("textarea", { style: "position: fixed; opacity: 0" });
+    area.value = text;
+    root.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+    button.focus();
+  }
+  button.dataset.label ??= button.textContent;
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = button.dataset.label; }, 1500);
+}

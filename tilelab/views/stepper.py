@@ -29,16 +29,8 @@ MAY = {"producer": ("store", "may load"), "copy engine": ("load", "writes")}  # 
 def _text(
     x: float, y: float, words: object, fill: str = "ink", anchor: str = "start", bold: bool = False
 ) -> Shape:
-    weight = "bold" if bold else "normal"
-    return {
-        "tag": "text",
-        "x": x,
-        "y": y,
-        "fill": fill,
-        "text-anchor": anchor,
-        "font-weight": weight,
-        "text": str(words),
-    }
+    look = {"fill": fill, "text-anchor": anchor, "font-weight": "bold" if bold else "normal"}
+    return {"tag": "text", "x": x, "y": y, **look, "text": str(words)}
 
 
 def _box(x: float, y: float, width: float, height: float, fill: str, stroke: str = "quiet") -> Shape:
@@ -189,26 +181,14 @@ class Mechanism:
 MECHANISMS = {
     "ring": Mechanism(
         "A ring of two stages with both barriers",
-        {
-            "load": "has landed",
-            "product": "is being read",
-            "wait": "was read",
-            "warn": "blocks",
-            "accent": "goes on",
-        },
+        dict(load="has landed", product="is being read", wait="was read", warn="blocks", accent="goes on"),
         mechanisms.run_ring,
         draw_ring,
         still=(1, 12),
     ),
     "roles": Mechanism(
         "The warp roles, and who may touch which stage",
-        {
-            "store": "may load",
-            "load": "writes",
-            "product": "multiplies",
-            "warn": "blocks",
-            "accent": "goes on",
-        },
+        dict(store="may load", load="writes", product="multiplies", warn="blocks", accent="goes on"),
         mechanisms.run_roles,
         draw_roles,
         still=(14, 18),
@@ -285,12 +265,8 @@ def draw_still(name: str) -> plots.Picture:
         fill, edge = colours[shape["fill"]], colours[shape.get("stroke", "none")]
         if shape["tag"] == "text":
             align = {"start": "left", "middle": "center", "end": "right"}[shape["text-anchor"]]
-            style = {
-                "ha": align,
-                "fontsize": 9.36,
-                "fontweight": shape["font-weight"],
-                "color": fill,
-            }  # 13 pixels
+            # 13 pixels
+            style = {"ha": align, "fontsize": 9.36, "fontweight": shape["font-weight"], "color": fill}
             axes.text(dx + shape["x"], dy + shape["y"], shape["text"], **style)
             continue
         if shape["tag"] == "path":

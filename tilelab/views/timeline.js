@@ -1,7 +1,7 @@
 // Who does what in one CTA, and when: a row per warp role, the ring of stages at the cursor, two recordings on one clock.
 // tilelab/records/timeline.py describes the data.
 
-const [LANE, KIND, BEGIN, END, STEP, TILE, STAGE, PHASE, BARRIER] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
+const [LANE, KIND, BEGIN, END, STEP, TILE, STAGE] = [0, 1, 2, 3, 4, 5, 6];
 const NAMES = { load: "TMA issue", wait: "barrier wait", product: "product", store: "epilogue" };
 const LETTERS = { load: "L", wait: "W", product: "P", store: "E" };
 // Heights in pixels: what the warps do, products in flight, the space between lanes. A wide page has larger type.
@@ -94,38 +94,6 @@ function describeEvent(recording, lane, event) {
   return `${who} rounds and stores ${what} in its epilogue: ${span}.`;
 }
 
-// Recordings as a Chrome trace for Perfetto, as tilelab.records.timeline.to_chrome_trace makes it.
-function toChromeTrace(recordings) {
-  const trace = [];
-  recordings.forEach((recording, pid) => {
-    const us = 1e-3 / (recording.ghz || 1), round = value => Math.round(value * 1e4) / 1e4;
-    const label = (name, tid, value) => trace.push({ name, ph: "M", pid, tid, args: { name: value } });
-    const clock = recording.ghz ? `${recording.ghz} GHz` : "1 cycle drawn as 1 ns";
-    label("process_name", 0, `${recording.name}: ${recording.config} (${clock})`);
-    const threads = new Map(), rows = [];
-    const add = (name, tid, begin, end, args) => rows.push(
-      { name, ph: "X", pid, tid, ts: round(begin * us), dur: round((end - begin) * us), args: { cycles: end - begin, ...args } });
-    for (const lane of recording.rows) {
-      for (const { event, line } of lane.events) {
-        if (event[KIND] === "idle") continue;
-        const title = line ? `${lane.name}, products ${line}` : lane.name;
-        if (!threads.has(title)) threads.set(title, threads.size + 1);
-        const details = recording.fields.slice(STEP).map((field, at) => [field, event[STEP + at]]);
-        add(event[KIND], threads.get(title), event[BEGIN], event[END],
-          Object.fromEntries(details.filter(([, value]) => value !== null && value !== undefined)));
-      }
-    }
-    for (const [title, tid] of threads) label("thread_name", tid, title);
-    const changes = recording.fills.flatMap(fill => [[fill[5], 1], ...(fill[7] === null ? [] : [[fill[7], -1]])]);
-    let full = 0;
-    for (const [time, change] of changes.sort((a, b) => a[0] - b[0])) {
-      rows.push({ name: "full stages", ph: "C", pid, ts: round(time * us), args: { stages: full += change } });
-    }
-    trace.push(...rows.sort((a, b) => a.ts - b.ts));
-  });
-  return { displayTimeUnit: "ns", traceEvents: trace };
-}
-
 let instances = 0;
 
 function render({ model, el }) {
@@ -144,7 +112,6 @@ function render({ model, el }) {
     button("‹ Event", "Previous event of this row (P)", () => step(-1)), button("Event ›", "Next event of this row (N)", () => step(1)),
     button("+", "Zoom in (+)", () => zoom(0.5)), button("−", "Zoom out (−)", () => zoom(2)),
     button("All", "Show the whole time (0)", () => showAll()), play,
-    button("Perfetto", "Save both recordings as a trace for ui.perfetto.dev", () => save()),
   ];
   const tools = h("div", { class: "tools", role: "toolbar", "aria-label": "Timeline" },
     h("label", {}, "Above ", above), h("label", {}, "Below ", below), buttons);
@@ -459,16 +426,6 @@ function render({ model, el }) {
       playing = requestAnimationFrame(move);
     }
     play.textContent = playing ? "Pause" : "Play";
-  }
-
-  function save() {
-    const text = JSON.stringify(toChromeTrace(shown)), name = shown.map(one => one.name.replace(/[^a-z0-9]+/gi, "-")).join("_");
-    const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-    const link = h("a", { href: url, download: `timeline_${name}.json` });
-    root.append(link);
-    link.click();
-    link.remove();
-    setTimeout(() => URL.revokeObjectURL(url), 1000);
   }
 
   // ---- pointer and keys

@@ -8,7 +8,7 @@ from ch07.bulk_copy import OPS, BulkConfig, configs
 from ch07.bulk_copy.lesson.experiments import DTYPE, ELEMENT, LARGE, QUICK, compare_with_torch, source, verify
 from tilelab.records import results
 from tilelab.runtime import device
-from tilelab.sweeps.space import Roofline, Space, load_ceiling
+from tilelab.sweeps.space import Space, make_copy_roofline
 from tilelab.sweeps.sweep import record_rows
 
 
@@ -19,6 +19,7 @@ def grid(op: str) -> list[BulkConfig]:
         BulkConfig("loads", each, 16 * each * vectors)
         for each in (128, 256, 512, 1024)
         for vectors in (1, 2, 4)
+        if each * vectors <= 2048
     ]
     for chunk_bytes, stages, chunks in itertools.product(
         (2048, 4096, 8192, 16384), (1, 2, 4, 8), (0, 1, 2, 8, 32)
@@ -81,16 +82,16 @@ class BulkSpace(Space):
 
     @classmethod
     def roofline(cls, dtype):
-        return Roofline(
-            intensity_label="bytes in flight per CTA",
-            speed_field="gbps",
-            unit="GB/s",
-            intensity=lambda config: config.stages * config.chunk_bytes,
-            flat_roofs={"torch's copy": load_ceiling("copy", "gbps")[0]},
+        return make_copy_roofline(
+            "bytes in flight per CTA", lambda config: config.stages * config.chunk_bytes
         )
 
 
 @results.experiment("ch07_bulk_sweep", source)
 def measure_sweep():
-    """Measure the grid of both operators with the sweep engine."""
-    return [row for op in OPS for row in record_rows(grid(op), BulkSpace((LARGE // 2,), op))]
+    """Measure the grid and the course's configurations of both operators with the sweep engine."""
+    return [
+        row
+        for op in OPS
+        for row in record_rows([*grid(op), *configs(op).values()], BulkSpace((LARGE // 2,), op))
+    ]

@@ -15,7 +15,7 @@ from ch07.resample import EXAMPLE, compulsory_bytes, spec
 from ch07.resample.lesson import experiments, figures, published_kernel
 from tilelab import emulator
 from tilelab.cells import lesson
-from tilelab.measure.check import check_exercise
+from tilelab.measure.check import make_checker
 
 DEPTH, TIMES, CHUNK = 128, 1024, 64  # features per row, most source times, targets per chunk
 MOST_STEPS = 200  # basic blocks of a kernel that all threads of a block execute per target of a search
@@ -46,15 +46,9 @@ def count_bytes(shape=EXAMPLE) -> int:
     return sample * batches // 32
 
 
-@functools.cache
-def _copy_buffers(nbytes: int) -> list[torch.Tensor]:
-    return [torch.randint(0, 256, (nbytes // 2,), device="cuda", dtype=torch.uint8) for _ in range(2)]
-
-
 def prepare_copy(features, source_times, target_times, out) -> Callable[[], torch.Tensor]:
     """Return torch's copy of as many bytes as a problem of these tensors must move."""
-    old, new = _copy_buffers(count_bytes((*source_times.shape, *out.shape[1:])))
-    return lambda: new.copy_(old)
+    return lesson.prepare_copy(count_bytes((*source_times.shape, *out.shape[1:])))
 
 
 def by_element(kernel) -> Callable:
@@ -297,8 +291,4 @@ CHECKS = {
     "Exercise 5": check_test,
     "Exercise 6": check_whole,
 }
-
-
-def check(exercise: str, *kernels: Callable) -> None:
-    """Print whether a reader's kernel solves an exercise."""
-    check_exercise(exercise, lambda: CHECKS[exercise](*kernels))
+check = make_checker(CHECKS)

@@ -228,60 +228,20 @@ def profile_kernels(kernels, shape=PROFILED, dtype=torch.bfloat16, report: str |
 
     Its report is kept in the file `report` (.ncu-rep), if one is named. Raises profiler.ProfilerUnavailable.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "ch07.resample",
-        "--mode",
-        "single_run",
-        "--kernel",
-        ",".join(kernels),
-        "--shape",
-        ",".join(map(str, shape)),
-        "--dtype",
-        str(dtype)[6:],
-    ]
+    sizes, names = (",".join(map(str, each)) for each in (shape, kernels))
+    options = f"--mode single_run --kernel {names} --shape {sizes} --dtype {str(dtype)[6:]}"
+    command = [sys.executable, "-m", "ch07.resample", *options.split()]
     return [
         {"shape": list(shape), "dtype": str(dtype)[6:], "status": "ok", **row}
         for row in profiler.profile_kernels(command, kernels, METRICS, report)
     ]
 
 
-@profiler.experiment("ch07_resample_ncu", lambda: source(profile_kernels, predicted_percent))
+@profiler.experiment("ch07_resample_ncu", lambda: source(profile_kernels))
 def measure_counters():
-    """Profile every kernel, and add the prediction of `predicted_percent`."""
+    """Profile every kernel."""
     nbytes = resample.compulsory_bytes(*make_inputs(*PROFILED))
-    return [
-        {**row, "predicted_percent": predicted_percent(row["kernel"]), "gbps": nbytes / row["ns"]}
-        for row in profile_kernels(list(LADDER))
-    ]
-
-
-def predicted_percent(
-    kernel: str,
-    shape=PROFILED,
-    peak_gbps: float = 4800,
-    copy_gbps: float = 4200,
-    sms: int = 132,
-    clock_ghz: float = 1.7,
-) -> float:
-    """Return the % of DRAM's peak that a kernel would reach if only issue slots and bytes counted, without latency.
-
-    The source suggests these instructions per lane: 8 per search step (10 with a shuffle, 15 with a ballot, 3 without
-    bounds), 45 for the weights, 20 per element that moves alone, 10 per element of a vector.
-    """
-    batches, sources, targets, depth = shape
-    steps = sources.bit_length()
-    each = {
-        "search_a_thread": depth * (8 * steps + 45 + 20),
-        "lane0_search": 32 * (10 * steps + 45) + 20 * depth,
-        "ballot_search": 32 * (15 * -(-steps // 5) + 45) + 20 * depth,
-        "shared_search": 3 * steps + 45 + 20 * depth,
-    }
-    lanes = batches * targets * each.get(kernel, 3 * steps + 45 + 10 * depth)
-    issue_us = lanes / (sms * 128 * clock_ghz * 1e3)
-    dram_us = batches * (sources + targets) * depth * 2 / copy_gbps / 1e3
-    return 100 * copy_gbps / peak_gbps * dram_us / max(issue_us, dram_us)
+    return [row | {"gbps": nbytes / row["ns"]} for row in profile_kernels(list(LADDER))]
 
 
 # ---- compute-sanitizer

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilelab.measure import bench
@@ -61,22 +60,12 @@ def bytes_per_operation(rows: int, columns: int, element_bytes: float = BF16_BYT
 
 
 def find_rows(experiment: str, gpu: str | None = None, **wanted) -> list[dict]:
-    """Return the recorded rows of an experiment with these values; LookupError if there are none."""
+    """Return the recorded rows of an experiment with these values; none without a record."""
     try:
         rows = results.load(experiment, gpu)["rows"]
-    except FileNotFoundError as error:
-        raise LookupError(str(error)) from None
-    found = [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
-    if not found:
-        raise LookupError(f"{experiment} has no row with {wanted}")
-    return found
-
-
-def _or_none(compute: Callable[[], float]) -> float | None:
-    try:
-        return compute()
-    except (LookupError, statistics.StatisticsError, ValueError):
-        return None
+    except FileNotFoundError:
+        return []
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
 
 
 def describe_machine() -> Machine:
@@ -85,22 +74,22 @@ def describe_machine() -> Machine:
     here, gpu = roofs.device, results.gpu_folder(roofs.data)
     sheet = device.known_gpu(here["name"])
 
-    def delivered() -> float:
-        rows = find_rows("ch10_gemm_sweep", gpu, status="ok")
-        rows = [row for row in rows if "cluster" not in row["config"]]  # a cluster shares what L2 delivers
-        rows = [(row["tflops"], TILE.search(row["config"])) for row in rows]
-        return max(tflops * bytes_per_operation(*map(int, tile.groups())) for tflops, tile in rows if tile)
+    # A cluster shares what L2 delivers.
+    rows = find_rows("ch10_gemm_sweep", gpu, status="ok")
+    tiles = [(row["tflops"], TILE.search(row["config"])) for row in rows if "cluster" not in row["config"]]
+    delivered = (tflops * bytes_per_operation(*map(int, tile.groups())) for tflops, tile in tiles if tile)
 
-    def median(event: str) -> float:
+    def median(event: str) -> float | None:
         rows = find_rows("ch10_gemm_timeline", gpu, name="tile", event=event)
-        return statistics.median(row["end"] - row["begin"] for row in rows if row["step"] > 0)
+        cycles = [row["end"] - row["begin"] for row in rows if row["step"] > 0]
+        return statistics.median(cycles) if cycles else None
 
     peak_tbps = sheet and sheet.peak_gbps and sheet.peak_gbps / 1e3
     return Machine(
         *(here["name"].removeprefix("NVIDIA "), here["target"], here["sms"]),
         *(here["memory_bytes"] / 2**30, here["l2_bytes"] / 2**20, here["smem_per_block"] / 1024),
         *(roofs.rows[0]["gbps"] / 1e3, roofs.rows[1]["tflops"], peak_tbps, sheet and sheet.bf16_tflops),
-        *map(_or_none, (delivered, lambda: median("wait"), lambda: median("product"))),
+        *(max(delivered, default=None), median("wait"), median("product")),
         *(roofs.label(), _gemm_label(gpu)),
     )
 

@@ -112,35 +112,6 @@ def count_transpose():
     return [row | split_gap(copy, row) for row in counted]
 
 
-def describe(rows: list[dict]) -> str:
-    """Return what the rows of `count_transpose` say about the gap between a transpose and the copy, in sentences."""
-    copy, still, moved, across, swizzled, down = (
-        {row["name"]: row for row in rows}[name]
-        for name in (
-            "copy",
-            "elements turned, tiles stay",
-            "tiles move, elements stay",
-            "walk across",
-            "walk across, swizzled",
-            "walk down",
-        )
-    )
-    text = (
-        f"The walk across takes {across['gap']:.1%} longer than the copy and moves "
-        f"{across['dram_bytes'] / copy['dram_bytes'] - 1:+.1%} bytes of DRAM"
-    )
-    if across["bytes_share"] is not None:
-        text += f". These bytes explain {across['bytes_share']:.0%} of the gap, and the lower rate the rest"
-    return (
-        f"{text} ({across['dram_gbps']:,.0f} GB/s after {copy['dram_gbps']:,.0f}). With tiles that stay in their "
-        f"place, turning their elements costs {still['gap']:+.1%}. With elements that stay in their place within a "
-        f"tile, moving the tiles costs {moved['gap']:+.1%}. With a swizzle, {swizzled['conflicts']:,.0f} "
-        f"wavefronts are lost to bank conflicts, without one {across['conflicts']:,.0f}, and the swizzle changes "
-        f"the time by {swizzled['ms'] / across['ms'] - 1:+.1%}. The walk down takes {down['gap']:.1%} longer than "
-        f"the copy ({down['dram_gbps']:,.0f} GB/s)."
-    )
-
-
 def launch_all() -> None:
     """Launch every candidate once for the profiler to watch."""
     x, out = make_inputs()

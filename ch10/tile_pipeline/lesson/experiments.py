@@ -5,16 +5,12 @@ Each experiment returns a results.Record: measured now on a GPU with TMA, else t
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Iterable
 
 import torch
 
 from ch10 import tile_pipeline
 from ch10.tile_pipeline.configs import DIMENSIONS, KERNELS, MAX_STAGES, PRODUCERS, TileConfig, configs
-from ch10.tile_pipeline.lesson import box_dump
-from ch10.tile_pipeline.lesson.banks import count_wavefronts
 from tilelab.measure import bench, check
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance, tensor_map
@@ -27,7 +23,6 @@ RAGGED = {
     2: ((1, 1), (3, 5), (33, 31), (64, 64), (100, 1000), (257, 513), (1000, 1003)),
     3: ((1, 5, 9), (3, 33, 70), (5, 64, 256), (7, 100, 513)),
 }  # by dimensions
-DUMP_ROWS = 24
 QUICK = {"rounds": 8, "warm_s": 0, "burst_ms": 2}
 STAGES = range(1, MAX_STAGES + 1)
 
@@ -130,13 +125,9 @@ def verify(op: str, config, shape: tuple[int, ...], dtype=torch.float32, fill: s
 
 def sanitizer_cases(share: int = 0, shares: int = 1) -> None:
     """Run every `shares`-th configuration on small, ragged shapes under a sanitizer; AssertionError if one is wrong."""
-    wrong = []
     for op, name, config in every_config()[share::shares]:
         for shape in ((33, 31), (100, 260)) if DIMENSIONS[op] == 2 else ((3, 33, 70), (5, 10, 256)):
-            row = verify(op, config, shape)
-            wrong += [f"{name} {shape}: {row['reason']}"] if row["status"] != "ok" else []
-    if wrong:
-        raise AssertionError("; ".join(wrong))
+            check.require_right({f"{name} {shape}": verify(op, config, shape)})
 
 
 @results.experiment("ch10_tile_check", source)
@@ -151,44 +142,6 @@ def check_correctness():
         worst = min(cases, key=lambda case: case["status"] == "ok")
         row = {"op": op, "name": name, "config": str(config), "cases": len(cases), **worst}
         rows.append(row | {"error": max(case["error"] or 0 for case in cases)})
-    return rows
-
-
-def dump_shapes(dtype) -> dict[str, tuple[int, int]]:
-    """Return the box that is dumped for each swizzle: rows as long as the swizzle, or of 128 bytes."""
-    return {name: (DUMP_ROWS, (span or 128) // dtype.itemsize) for name, span in tensor_map.SWIZZLES.items()}
-
-
-@results.experiment("ch10_tile_dump", lambda: source(box_dump))
-def check_dumps():
-    """Compare where each byte of a box lies in shared memory with `tensor_map.swizzle_offset`: boxes inside the tensor,
-    over each edge and outside, for each dtype, swizzle and fill."""
-    target = device.current().target
-    jobs = [
-        box_dump.dump_job(box, dtype.itemsize, target)
-        for dtype in tensor_map.DTYPES
-        for box in dump_shapes(dtype).values()
-    ]
-    build.compile_ahead({job.name: job for job in jobs}.values())
-    rows = []
-    for dtype in tensor_map.DTYPES:
-        x = make_random((61, 160), dtype)[:, :155]  # rows end within a unit of 16 bytes
-        for swizzle, box in dump_shapes(dtype).items():
-            unit = tile_pipeline.UNIT // dtype.itemsize
-            corners = itertools.product(
-                (-DUMP_ROWS - 1, -3, 5, 50, 70),
-                (-box[1], -unit, 0, unit, 160 - unit, 155 // unit * unit, 170 // unit * unit),
-            )
-            fills = tensor_map.FILLS if dtype.is_floating_point else ("zero",)
-            cases, wrong = 0, []
-            for (row, column), fill in itertools.product(corners, fills):
-                found = box_dump.dump_box(x, row, column, box, swizzle, fill)
-                found = box_dump.undo_swizzle(found, dtype, box, swizzle)
-                expected, cases = box_dump.box_spec(x, row, column, box, fill), cases + 1
-                if not bool(((found == expected) | ((found != found) & (expected != expected))).all()):
-                    wrong.append(f"the box at ({row}, {column}) filled with {fill}")
-            row = {"dtype": str(dtype)[6:], "swizzle": swizzle, "box": list(box), "cases": cases}
-            rows.append(row | {"status": "wrong" if wrong else "ok", "reason": ", ".join(wrong[:3])})
     return rows
 
 
@@ -286,59 +239,6 @@ def measure_speed():
     return [row for op in ops for row in _measure(op, configs(op), LARGE, WIDE, UNEVEN)]
 
 
-def bank_conflicts(config: TileConfig) -> dict[str, int]:
-    """Return {"read", "write"}, the wavefronts of the transpose's worst warp, from the addresses in the kernel."""
-    width, side = config.box()[1], config.block
-
-    def address(row: int, column: int) -> int:
-        within = tensor_map.swizzle_offset((row * width + column % width) * 4, config.swizzle)
-        return column // width * config.rows * width * 4 + within
-
-    def block_position(i: int) -> tuple[int, int]:
-        """Return the first element of the i-th block, as in the kernel."""
-        if side == 1:
-            return i % config.rows, i // config.rows
-        square, diagonal, down = i // 64, i // 8 % 8, i % 8
-        across, squares = down ^ diagonal, config.rows // 32
-        return square // squares * 32 + down * 4, square % squares * 32 + across * 4
-
-    blocks = [block_position(i) for i in range(config.rows**2 // side**2)]
-    warps = [(blocks[first : first + 32], k) for first in range(0, len(blocks), 32) for k in range(side)]
-    read = [[address(row + k, column) for row, column in warp] for warp, k in warps]
-    write = [[address(column + k, row) for row, column in warp] for warp, k in warps]
-    ways = {"read": read, "write": write}
-    return {way: max(count_wavefronts(each, 4 * side) for each in places) for way, places in ways.items()}
-
-
-@results.experiment("ch10_tile_swizzle", source)
-def measure_swizzles():
-    """Time the transpose with each swizzle, element by element and in blocks of 4 x 4, beside its bank conflicts."""
-    best = next(iter(configs("transpose").values()))
-    named = {
-        f"{swizzle}, {block} × {block}": dataclasses.replace(best, swizzle=swizzle, block=block)
-        for block in (1, 4)
-        for swizzle in tensor_map.SWIZZLES
-    }
-    return _measure("transpose", named, LARGE, describe=bank_conflicts)
-
-
-@results.experiment("ch10_tile_stages", source)
-def measure_stages():
-    """Time the stencil with rings of 1 to 6 stages and either producer, 8 tiles per CTA."""
-    named = {
-        f"{stages}, {producer}": TileConfig("stencil", 16, 128, 128, stages, 8, producer)
-        for producer in PRODUCERS
-        for stages in STAGES
-    }
-    rows = _measure(
-        "stencil",
-        named,
-        LARGE,
-        describe=lambda config: {"stages": config.stages, "producer": config.producer},
-    )
-    return [row for row in rows if row["name"] in named]
-
-
 @results.experiment("ch10_tile_boxes", source)
 def measure_boxes():
     """Time the copy with boxes of 4 to 16 KiB, flat to square, and each width that L2 fetches."""
@@ -361,9 +261,3 @@ def measure_boxes():
 def measure_multicast():
     """Time out[b] = x[b] + y against torch, with tiles of y loaded by each CTA, or once for 2 or 4."""
     return _measure("add_shared", configs("add_shared"), BATCHED)
-
-
-@results.experiment("ch10_tile_reduction", source)
-def measure_reduction():
-    """Time the sum over b of x[b], added up in L2, against torch's sum."""
-    return _measure("accumulate", configs("accumulate"), BATCHED, (8, 4096, 4096))

@@ -96,12 +96,6 @@ def make_random_maps(count: int = MAPS) -> list[TiledMap]:
     return maps
 
 
-def _overlaps(made: TiledMap) -> bool:
-    """Return whether a stride is shorter than what it strides over, which the course's rules allow."""
-    inner = zip(made.strides[1:], made.shape[1:])
-    return any(stride < below * extent for stride, (below, extent) in zip(made.strides, inner))
-
-
 def judge_maps(maps: list[TiledMap], address: int) -> list[dict]:
     """Return a row per map: the sentences of the course's rules, the driver's answer, and whether the two agree.
 
@@ -113,31 +107,11 @@ def judge_maps(maps: list[TiledMap], address: int) -> list[dict]:
         broken, answer = made.broken_map_rules(), map_report.encode(made, address)[0]
         too_large = made.box_bytes > here.smem_per_block
         agrees = (answer == "CUDA_SUCCESS") == (not broken and not too_large)
-        rows.append(
-            {
-                "name": f"map {number}",
-                **dataclasses.asdict(made),
-                "rules": broken,
-                "too_large": too_large,
-                "overlaps": _overlaps(made),
-                "driver": answer,
-                "agrees": agrees,
-                "status": "ok" if agrees else "wrong",
-                "reason": "" if agrees else f"the driver says {answer}, and {len(broken)} rules are broken",
-            }
-        )
+        row = {"name": f"map {number}", **dataclasses.asdict(made), "rules": broken, "too_large": too_large}
+        row |= {"driver": answer, "agrees": agrees}
+        reason = "" if agrees else f"the driver says {answer}, and {len(broken)} rules are broken"
+        rows.append(row | {"status": "ok" if agrees else "wrong", "reason": reason})
     return rows
-
-
-def _find_largest_box(address: int) -> int:
-    """Return the bytes of the largest box, in steps of 4 KiB, for which the driver encodes a map."""
-    accepted = [
-        rows
-        for rows in range(1, 257)
-        if map_report.encode(TiledMap("uint8", (512, 256, 256), box=(rows, 16, 256)), address)[0]
-        == "CUDA_SUCCESS"
-    ]
-    return max(accepted, default=0) * 4096
 
 
 @results.experiment(
@@ -147,11 +121,10 @@ def _find_largest_box(address: int) -> int:
     ),
 )
 def compare_maps() -> list[dict]:
-    """Compare the driver's answer with the course's rules for 500 random maps, and find the largest box."""
+    """Compare the driver's answer with the course's rules for 500 random maps."""
     cuda.current_device()
     memory = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
-    largest = _find_largest_box(memory.data_ptr())
-    return [row | {"largest_box_bytes": largest} for row in judge_maps(make_random_maps(), memory.data_ptr())]
+    return judge_maps(make_random_maps(), memory.data_ptr())
 
 
 # ---- reads
@@ -175,13 +148,14 @@ class Read:
     @property
     def size(self) -> int:
         """The bytes that each lane reads."""
-        return explorer.elements_read(*self.box, self.itemsize, self.access, self.lane_bytes, self.first)[
-            1
-        ] * (self.itemsize)
+        return self._read()[1] * self.itemsize
 
     def lanes(self) -> list[tuple[int, int]]:
         """Return the element (row, column) at which each lane starts to read."""
-        return explorer.elements_read(*self.box, self.itemsize, self.access, self.lane_bytes, self.first)[0]
+        return self._read()[0]
+
+    def _read(self) -> tuple[list[tuple[int, int]], int]:
+        return explorer.elements_read(*self.box, self.itemsize, self.access, self.lane_bytes, self.first)
 
     def addresses(self) -> list[int]:
         """Return the address at which each lane reads, from the start of the box."""
@@ -302,13 +276,7 @@ def count_reads() -> list[dict]:
         per_read = (row["wavefronts"] or row["all_wavefronts"]) / REPEATS
         expected = read.wavefronts()
         agrees = round(per_read) == expected
-        row |= {
-            "access": read.access,
-            "itemsize": read.itemsize,
-            "box": list(read.box),
-            "swizzle": read.swizzle,
-        }
-        row |= {"lane_bytes": read.size, "lanes": len(read.lanes()), "first": list(read.first)}
+        row |= dataclasses.asdict(read) | {"lane_bytes": read.size, "lanes": len(read.lanes())}
         row |= {"expected": expected, "counted": per_read, "agrees": agrees}
         rows.append(row | {"status": "wrong" if wrong else "ok", "reason": wrong})
     return rows

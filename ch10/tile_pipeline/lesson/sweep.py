@@ -12,7 +12,7 @@ from ch10.tile_pipeline.lesson import experiments
 from ch10.tile_pipeline.lesson.experiments import LARGE, OPS, UNEVEN, WIDE
 from tilelab.records import results
 from tilelab.runtime import device
-from tilelab.sweeps.space import Roofline, Space, load_ceiling
+from tilelab.sweeps.space import Space, make_copy_roofline
 from tilelab.sweeps.sweep import record_rows
 
 
@@ -20,7 +20,7 @@ def grid(op: str) -> list[TileConfig]:
     """Return the configurations that are swept: tiles, rings and the other fields of the operation."""
     rings = ((1, 1), (2, 2), (2, 8), (4, 8))
     if op in ("copy", "accumulate"):
-        tiles = ((1, 256), (2, 256), (4, 256), (16, 256), (16, 64), (32, 32))
+        tiles = ((1, 256), (2, 256), (16, 256), (16, 64), (32, 32))
         return [
             TileConfig(op, *tile, 32, *ring, l2_promotion=width)
             for tile in tiles
@@ -113,18 +113,14 @@ class TileSpace(Space):
 
     @classmethod
     def roofline(cls, dtype):
-        return Roofline(
-            intensity_label="bytes in flight per CTA",
-            speed_field="gbps",
-            unit="GB/s",
-            intensity=lambda config: config.smem_bytes(),
-            flat_roofs={"torch's copy": load_ceiling("copy", "gbps")[0]},
-        )
+        return make_copy_roofline("bytes in flight per CTA", lambda config: config.smem_bytes())
 
 
 @results.experiment("ch10_tile_sweep", experiments.source)
 def measure_sweep():
-    """Sweep the grids of copy, stencil and transpose."""
+    """Sweep the grids and the course's configurations of copy, stencil and transpose."""
     return [
-        row for op in ("copy", "stencil", "transpose") for row in record_rows(grid(op), TileSpace(LARGE, op))
+        row
+        for op in ("copy", "stencil", "transpose")
+        for row in record_rows([*grid(op), *configs(op).values()], TileSpace(LARGE, op))
     ]

@@ -392,8 +392,7 @@ def measure_idle():
 
     `idle` is the timeline's: of all CTAs that ran on one SM, from the first stamp to the last. `idle_profiler` is 1
     minus sm__pipe_tensor_cycles_active divided by the cycles in which an SM had a CTA. The profiler watches the kernel
-    without stamps. `points` is the difference in percentage points. `without_products` is the share of the time in
-    which no products were in flight.
+    without stamps. `points` is the difference in percentage points.
     """
     build.compile_ahead(map(wgmma_gemm.job, MEASURED.values()))
     command = [sys.executable, "-m", "ch10.wgmma_gemm.lesson.timeline"]
@@ -404,13 +403,10 @@ def measure_idle():
     for (name, config), row, recordings in zip(MEASURED.items(), counted, recorded):
         # The CTAs of one SM follow each other. The profiler does not count the cycles between two CTAs.
         length = sum(recording["length"] for recording in recordings)
-        idle, alone = (
-            sum(find(each) * each["length"] for each in recordings) / length
-            for find in (timeline.find_idle_share, timeline.find_share_without_products)
-        )
+        idle = sum(timeline.find_idle_share(each) * each["length"] for each in recordings) / length
         by_profiler = 1 - row["busy_percent"] / 100
         found = {"name": name, "config": str(config), "shape": list(SHAPE), "status": "ok"}
-        found |= {"ctas": len(recordings), "idle": idle, "without_products": alone}
+        found |= {"ctas": len(recordings), "idle": idle}
         found |= {"idle_profiler": by_profiler, "points": 100 * (idle - by_profiler), "cycles": length}
         rows.append(found | {"active_cycles": row["active_cycles"], "us": row["ns"] / 1e3})
     return rows

@@ -35,8 +35,8 @@ def judge_choice(every: int = 5) -> dict[str, tuple[float, float, float]]:
     found: dict[str, list] = {"the model alone": [], "corrected": []}
     for shape in TABLE.shapes[::every]:
         predicted, measured = find_times(shape)
-        near = TABLE.nearest(*shape, without=lambda other, layer=shape[1:]: other[1:] == layer)
-        for some, times in zip(found.values(), (predicted, TABLE.correct(predicted, near))):
+        corrected = choice.correct(TABLE, *shape, without=lambda other, layer=shape[1:]: other[1:] == layer)
+        for some, times in zip(found.values(), (predicted, {each: corrected[each] for each in predicted})):
             error = statistics.mean(abs(math.log(times[each] / measured[each])) for each in times)
             some.append((error, min(measured.values()) / measured[min(times, key=times.__getitem__)]))
     return {
@@ -73,7 +73,7 @@ def count_causes(learnt: Sequence[dict], held_out: Sequence[dict]) -> str:
     late = sum(row["late_ratio"] >= SLOW for row in slow)
     promised = 0
     for row in slow:
-        corrected = TABLE.correct(predict(row["shape"]), TABLE.nearest(*row["shape"]))
+        corrected = choice.correct(TABLE, *row["shape"])
         promised += min(corrected.values()) < 1e3 * row["peer_ms"]
     hopeless = sum(min(find_times(row["shape"])[1].values()) > 1e3 * row["peer_ms"] for row in known)
     return (

@@ -18,7 +18,7 @@ from ch10.wgmma_gemm.lesson.exercises import (
 from tilelab import emulator
 from tilelab.cells import lesson
 from tilelab.cells.cuda_magic import make_tensor_map
-from tilelab.measure.check import check_exercise
+from tilelab.measure.check import make_checker
 
 NOTEBOOKS = "05_ch10_wgmma_gemm", "06_ch10_wgmma_schedule"
 VERSIONS = (
@@ -138,8 +138,4 @@ CHECKS = {
     "Exercise 3": check_epilogue,
     "Exercise 4": check_whole,
 }
-
-
-def check(exercise: str, kernel) -> None:
-    """Print whether a reader's kernel solves an exercise."""
-    check_exercise(exercise, lambda: CHECKS[exercise](kernel))
+check = make_checker(CHECKS)

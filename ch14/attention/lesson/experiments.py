@@ -362,14 +362,3 @@ def _find_role_reads() -> set[str]:
         for report in build.build(jobs)
         for offset in re.findall(pattern, report.sass)
     }
-
-
-def compile_for_targets(targets=device.TARGETS[1:]) -> list[dict]:
-    """Compile the ladder for Hopper and the best configuration for each other target, D 128; needs no GPU."""
-    named = [
-        (name, job(config, target))
-        for target in targets
-        for name, config in (configs() if target == "sm_90a" else {"best": best_config(128, target)}).items()
-    ]
-    reports = {id(report.job): report for report in build.build(one for _, one in named)}
-    return [{**reports[id(one)].row(), "name": name, "config": one.name} for name, one in named]

@@ -19,7 +19,7 @@ from ch14.blockscaled.lesson import note_attempts, smem_planner
 from ch14.blockscaled.native import FORMS, tensor_core_instruction
 from ch14.mx_formats import number_formats, packing
 from tilelab.cells import lesson
-from tilelab.measure.check import check_exercise
+from tilelab.measure.check import make_checker
 from tilelab.runtime import build, device
 
 SHAPE = (256, 256, 1024)  # M, N and K of what is compiled
@@ -72,22 +72,12 @@ def compile_versions(versions: dict[tuple, tuple[Callable, str, str]], keys: Seq
     for key, job in jobs.items():
         made = reports[id(job)]
         name, count = tensor_core_instruction(made.ptx or "")
-        rows.append(
-            dict(zip(keys, key))
-            | {
-                "instruction": name,
-                "block-scaled": "yes" if "block_scale" in name else "no",
-                "products": count,
-            }
-            | {column: (made.ptx or "").count(text) for column, text in COUNTED.items()}
-            | {
-                "shared bytes": made.smem,
-                "TMEM columns": made.tmem,
-                "spills": made.spills,
-                "status": made.status,
-                "reason": device.first_line(made.reason) if made.reason else "",
-            }
-        )
+        row = dict(zip(keys, key)) | {"instruction": name, "products": count}
+        row |= {"block-scaled": "yes" if "block_scale" in name else "no"}
+        row |= {column: (made.ptx or "").count(text) for column, text in COUNTED.items()}
+        row |= {"shared bytes": made.smem, "TMEM columns": made.tmem, "spills": made.spills}
+        reason = device.first_line(made.reason) if made.reason else ""
+        rows.append(row | {"status": made.status, "reason": reason})
     return rows
 
 
@@ -297,11 +287,7 @@ CHECKS = {
     "Exercise 5": check_scale_columns,
     "Exercise 6": check_gemm,
 }
-
-
-def check(exercise: str, *answer) -> None:
-    """Print whether a reader's answer solves an exercise."""
-    check_exercise(exercise, lambda: CHECKS[exercise](*answer))
+check = make_checker(CHECKS)
 
 
 def check_plan(divide: Callable) -> str:

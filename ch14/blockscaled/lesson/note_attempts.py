@@ -192,14 +192,15 @@ def describe_attempt_2(choice: Blackwell) -> str:
 def hopper_rows(rows: list[dict], tile: str = "128 × 128") -> list[dict]:
     """Return the time of a K step on sm_90a for each number of A/B stages, beside Little's law.
 
-    `rows` come from the record ch10_gemm_sweep. The fastest configuration without a cluster is kept for each number of
-    stages, by its ratio to the peer beside it, because the clock moves during a sweep. The model's two
+    `rows` come from the record ch10_gemm_sweep. The fastest specialised configuration without a cluster is kept for
+    each number of stages, by its ratio to the peer beside it, because the clock moves during a sweep. The model's two
     rates were fitted to the same sweep, so the model describes and does not predict.
     """
     by_stages: dict[int, list[dict]] = {}
     for row in rows:
         config = parse(row["config"])
-        if row["status"] == "ok" and f"{config.block_m} × {config.block_n}" == tile and config.cluster == 1:
+        same_tile = f"{config.block_m} × {config.block_n}" == tile and config.cluster == 1
+        if row["status"] == "ok" and same_tile and config.kernel == "specialised":
             by_stages.setdefault(config.num_stages, []).append(row)
     found = []
     for stages, candidates in sorted(by_stages.items()):

@@ -1,7 +1,7 @@
 """Draw what `smem_planner` computes, and let the reader choose a tile and its stages.
 
 planner_widget.draw(smem_planner.plan(Blackwell((256, 256))))
-planner_widget.Planner()  # in a notebook; planner_widget.Planner("sm_90a") for Hopper
+planner_widget.Planner()  # in a notebook
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import html
 import ipywidgets as widgets
 from IPython.display import display
 
-from ch14.blockscaled.lesson import note_attempts, smem_planner, smem_planner_hopper
+from ch14.blockscaled.lesson import note_attempts, smem_planner
 from ch14.blockscaled.lesson.smem_planner import ACCUMULATORS, C_ITEMSIZE, COLUMNS, Blackwell, Plan
-from ch14.blockscaled.lesson.smem_planner_hopper import Hopper
 from tilelab.pictures import plots
 from tilelab.pictures.diagrams import box, canvas, lighten, write
 from tilelab.records import results
-from tilelab.runtime.operands import require_one_of
 
 BLUE, ORANGE, GREEN, PINK, RED, SKY = map(
     plots.colour, "best proposed predicted plain conservative roles".split()
@@ -93,17 +91,16 @@ def title(plan: Plan) -> str:
 
 
 def draw(plan: Plan) -> plots.Picture:
-    """Draw shared memory and, on sm_100a, TMEM as bars that the plan fills."""
-    height = 2.2 if plan.tmem else 1.55
+    """Draw shared memory and TMEM as bars that the plan fills."""
+    height = 2.2
     source = f"a CTA on {plan.choice.target}; K {plan.choice.k} per stage, {plan.stage_bytes:,} B"
     figure, axes = canvas(title(plan), source, WIDTH, height)
     y = height - 0.9
     write(axes, LEFT, y + 0.4, "shared memory", "left", fontweight="bold")
     _smem_bar(axes, y, plan)
-    if plan.tmem:
-        y -= 0.65
-        write(axes, LEFT, y + 0.4, "TMEM", "left", fontweight="bold")
-        _tmem_bar(axes, y, plan.choice)
+    y -= 0.65
+    write(axes, LEFT, y + 0.4, "TMEM", "left", fontweight="bold")
+    _tmem_bar(axes, y, plan.choice)
     _legend(axes, y - 0.18)
     return figure.describe(f"{title(plan)}, drawn as bars of what each memory holds. {plan.sentence}")
 
@@ -156,7 +153,7 @@ def _pairs(firsts, seconds) -> list[tuple[str, tuple[int, int]]]:
     return [(f"{m} × {n}", (m, n)) for m in firsts for n in seconds]
 
 
-def _blackwell_menus() -> dict[str, tuple]:
+def _make_menus() -> dict[str, tuple]:
     """Return (text, options, value) by the field of Blackwell; `scale` stands for two fields."""
     scales = dict.fromkeys(scale for form in smem_planner.FORMATS.values() for scale in form.scales)
     over = [(f"{dtype[6:10]} over {size}", (dtype, size)) for dtype, size in scales]
@@ -168,25 +165,11 @@ def _blackwell_menus() -> dict[str, tuple]:
         "c_dtype": ("C", list(C_ITEMSIZE), "Float16"),
         "tile_k": ("K per stage", _counts("4 products", (64, 128, 256, 512)), 0),
         "accumulators": ("accumulators", list(ACCUMULATORS), "rule"),
+        "ab_stages": ("A/B stages", _counts("all that fit", range(1, 17)), 0),
+        "c_stages": ("C stages", _counts("2 and the rest", range(1, 17)), 0),
     }
 
 
-def _hopper_menus() -> dict[str, tuple]:
-    return {
-        "rows": ("tile rows", TILES_N, 128),
-        "n": ("tile columns", TILES_N, 256),
-        "ab_dtype": ("A, B", list(smem_planner_hopper.FORMATS), "BFloat16"),
-        "c_dtype": ("C", list(C_ITEMSIZE), "BFloat16"),
-        "scaled": ("scales", [("none", False), ("1 × 128", True)], False),
-        "consumers": ("consumers", [1, 2, 3], 2),
-        "epilogue_subtiles": ("parts of C", [1, 2, 4, 8], 4),
-    }
-
-
-STAGE_MENUS = {
-    "ab_stages": ("A/B stages", _counts("all that fit", range(1, 17)), 0),
-    "c_stages": ("C stages", _counts("2 and the rest", range(1, 17)), 0),
-}
 BUTTONS = {
     "attempt_1": ("attempt 1: two accumulators", note_attempts.attempt_1, note_attempts.describe_attempt_1),
     "attempt_2": ("attempt 2: 5 A/B + 4 C", note_attempts.attempt_2, note_attempts.describe_attempt_2),
@@ -195,25 +178,22 @@ BUTTONS = {
 
 
 class Planner:
-    """Show the planner for sm_100a or sm_90a: `menus`, `buttons` (sm_100a: the note's attempts) and a `message`.
+    """Show the planner for sm_100a: `menus`, `buttons` (the note's attempts) and a `message`.
 
     A cell that ends with a Planner also keeps a picture and a table of `plan` in the notebook. A choice that is
     impossible is explained in one sentence; `plan` then stays as it was and no setting is lost.
     """
 
-    def __init__(self, target: str = "sm_100a"):
-        require_one_of("the planner's target", target, ("sm_100a", "sm_90a"))
-        self.target, self.plan, self.message = target, None, widgets.HTML()
-        menus = _blackwell_menus() if target == "sm_100a" else _hopper_menus()
+    def __init__(self):
+        self.plan, self.message = None, widgets.HTML()
         look = {"layout": {"width": "230px"}, "style": {"description_width": "95px"}}
         self.menus = {
             name: widgets.Dropdown(options=options, value=value, description=text, **look)
-            for name, (text, options, value) in (menus | STAGE_MENUS).items()
+            for name, (text, options, value) in _make_menus().items()
         }
-        buttons = BUTTONS if target == "sm_100a" else {}
         self.buttons = {
             name: widgets.Button(description=text, layout={"width": "230px"})
-            for name, (text, *_) in buttons.items()
+            for name, (text, *_) in BUTTONS.items()
         }
         self._handles, self._setting = [], False
         rows = [[*each.values()] for each in (self.menus, self.buttons)]
@@ -225,12 +205,10 @@ class Planner:
             button.on_click(lambda _, name=name: self._on_button(name))
         self._show()
 
-    def choice(self) -> Blackwell | Hopper:
+    def choice(self) -> Blackwell:
         """Return the choice of the menus. Raise ValueError where they do not go together."""
         values = {name: menu.value for name, menu in self.menus.items()}
-        values |= {key: values[key] or None for key in ("ab_stages", "c_stages", "tile_k") if key in values}
-        if self.target == "sm_90a":
-            return Hopper(**values)
+        values |= {key: values[key] or None for key in ("ab_stages", "c_stages", "tile_k")}
         sf_dtype, sf_vec_size = values.pop("scale")
         return Blackwell(**values, sf_dtype=sf_dtype, sf_vec_size=sf_vec_size)
 
@@ -273,6 +251,6 @@ class Planner:
 
     def _ipython_display_(self) -> None:
         # The widget's own text would name every menu.
-        display({**self.box._repr_mimebundle_(), "text/plain": f"Planner({self.target})"}, raw=True)
+        display({**self.box._repr_mimebundle_(), "text/plain": "Planner(sm_100a)"}, raw=True)
         handles = [display(output, display_id=True) for output in self.outputs()]
         self._handles = [handle for handle in handles if handle]  # outside of a notebook there are none

@@ -1,7 +1,6 @@
 """Divide the shared memory and the tensor memory (TMEM) of an SM between the stages of A and B, of C, and accumulators.
 
     smem_planner.plan(Blackwell((256, 128)))  # the stages that CUTLASS's example chooses
-    smem_planner.plan(Hopper(128, 256))       # the same choice on sm_90a (smem_planner_hopper)
 
 The planner only computes: it needs no GPU. The Blackwell rules come from CUTLASS's CuTe-DSL example
 examples/python/CuTeDSL/blackwell/dense_blockscaled_gemm_persistent.py (`_setup_attributes`, `_compute_stages`), from
@@ -17,6 +16,7 @@ from tilelab.runtime import device
 from tilelab.runtime.operands import require_one_of
 
 BARRIER_BYTES = 1024  # The example reserves this for mbarriers and the address of its tensor memory.
+MIN_C_STAGES, MAX_C_STAGES = 2, 64  # the minimum is set aside before A and B take the rest
 COLUMNS = 512  # TMEM has so many columns, with 128 lanes of 32 bits.
 SCALES = 4  # tcgen05.cp moves scale factors to TMEM in blocks of 128 rows and 4 columns.
 C_ITEMSIZE = {"Float32": 4, "Float16": 2, "BFloat16": 2, "Float8E4M3FN": 1, "Float8E5M2": 1}
@@ -44,14 +44,6 @@ FORMATS = {
 }
 
 
-def require_stage_counts(choice) -> None:
-    """Raise ValueError unless each number of stages is None (as many as fit) or from 1 to 64."""
-    for name in ("ab_stages", "c_stages"):
-        value = getattr(choice, name)
-        if value is not None and (type(value) is not int or not 1 <= value <= 64):
-            raise ValueError(f"{name} is {value!r}; it must be None (as many as fit) or from 1 to 64.")
-
-
 @dataclass(frozen=True)
 class Blackwell:
     """Describe a tile of the block-scaled GEMM on sm_100a, in the words of the example's command line.
@@ -76,7 +68,6 @@ class Blackwell:
     target = "sm_100a"
     gpu = "B200"
     rows = 128  # of C that one CTA makes
-    min_c_stages, max_c_stages = 2, 64  # the minimum is set aside before A and B take the rest
 
     def __post_init__(self):
         require_one_of("the tile's M", self.mma_tiler_mn[0], (128, 256))
@@ -103,7 +94,10 @@ class Blackwell:
             raise ValueError(
                 f"tile_k is {self.tile_k!r}; it must be a multiple of {step} up to 1,024 ({why})."
             )
-        require_stage_counts(self)
+        for name in ("ab_stages", "c_stages"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 1 <= value <= 64):
+                raise ValueError(f"{name} is {value!r}; it must be None (as many as fit) or from 1 to 64.")
 
     @property
     def format(self) -> Format:
@@ -158,9 +152,6 @@ class Blackwell:
         sums = {"one": self.n, "two": 2 * self.n, "overlapped": 2 * self.n - sum(scales.values())}
         return {"accumulators": sums[self.accumulator_scheme], **scales}
 
-    def barrier_bytes(self, ab_stages: int) -> int:
-        return BARRIER_BYTES
-
     @property
     def remark(self) -> str:
         """A warning about the operands, empty for standard formats."""
@@ -200,7 +191,7 @@ class Plan:
     `problem` says why the plan does not fit; it is empty where it fits.
     """
 
-    choice: Blackwell  # or smem_planner_hopper.Hopper
+    choice: Blackwell
     ab_stages: int
     c_stages: int
     smem: dict[str, int]
@@ -240,21 +231,20 @@ class Plan:
 
 
 def plan(choice: Blackwell) -> Plan:
-    """Return the Plan of a Blackwell or Hopper choice.
+    """Return the Plan of a choice.
 
     Where the choice leaves the stages open, C gets its minimum, A and B as many stages as fit, and C what remains.
     """
     capacity = device.target_limits(choice.target).smem_per_block
     stage_parts, c_stage = choice.stage_parts(), choice.c_stage_bytes()
-    stage, fixed = sum(stage_parts.values()), choice.barrier_bytes(0)
-    stage_and_barriers = stage + choice.barrier_bytes(1) - fixed  # on sm_90a each stage adds its own barriers
-    c_stages = choice.c_stages or choice.min_c_stages
-    ab_stages = choice.ab_stages or max(0, (capacity - fixed - c_stages * c_stage) // stage_and_barriers)
-    unused = capacity - fixed - ab_stages * stage_and_barriers - c_stages * c_stage
+    stage, c_stages = sum(stage_parts.values()), choice.c_stages or MIN_C_STAGES
+    room = capacity - BARRIER_BYTES - c_stages * c_stage
+    ab_stages = choice.ab_stages or max(0, room // stage)
+    unused = room - ab_stages * stage
     if choice.c_stages is None and unused > 0:
-        c_stages = min(c_stages + unused // c_stage, max(choice.max_c_stages, c_stages))
+        c_stages = min(c_stages + unused // c_stage, MAX_C_STAGES)
     smem = {name: ab_stages * size for name, size in stage_parts.items()}
-    smem |= {"C": c_stages * c_stage, "barriers": choice.barrier_bytes(ab_stages)}
+    smem |= {"C": c_stages * c_stage, "barriers": BARRIER_BYTES}
     problem, total = "", sum(smem.values())
     if ab_stages == 0:
         problem = (

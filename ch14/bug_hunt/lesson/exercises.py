@@ -9,7 +9,7 @@ import torch
 from ch14 import bug_hunt
 from ch14.bug_hunt.lesson import experiments
 from tilelab.cells import lesson
-from tilelab.measure.check import check_exercise
+from tilelab.measure.check import make_checker
 from tilelab.runtime import device
 
 TARGET, BLOCK = "sm_100a", (128, 128, 64)  # of M, N, K
@@ -173,8 +173,4 @@ def _check_search(smallest: Callable, name: str, axes: dict, start: dict, build_
 
 
 CHECKS = {"Exercise 1": check_doubled, "Exercise 2": check_same_bug, "Exercise 3": check_smallest}
-
-
-def check(exercise: str, answer: Callable) -> None:
-    """Print whether a reader's answer solves an exercise."""
-    check_exercise(exercise, lambda: CHECKS[exercise](answer))
+check = make_checker(CHECKS)

@@ -114,21 +114,10 @@ EXPERIMENTS: dict[str, Callable[[], list[tuple]]] = {
 
 def source() -> str:
     """Return the hash of what is built and of how its outcome is named."""
-    return provenance.source_hash(
-        kernels,
-        hunts._job,
-        hunts._operands,
-        hunts._loop_job,
-        hunts._specialize_job,
-        hunts._scaled_job,
-        hunts._loop_outcome,
-        hunts._specialize_outcome,
-        hunts._scaled_outcome,
-        hunts.threads,
-        hunts.operands,
-        outcomes.failure,
-        outcomes.row_of,
-    )
+    jobs = hunts._job, hunts._operands, hunts._loop_job, hunts._specialize_job, hunts._scaled_job
+    named = hunts._loop_outcome, hunts._specialize_outcome, hunts._scaled_outcome
+    rest = hunts.threads, hunts.operands, outcomes.failure, outcomes.row_of
+    return provenance.source_hash(kernels, *jobs, *named, *rest)
 
 
 def load_record(name: str) -> results.Record:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import functools
 import os
 import pathlib
 import platform
@@ -191,15 +192,8 @@ def run_script(text: str, triton: pathlib.Path | None) -> tuple[int, str]:
         env = {key: value for key, value in os.environ.items() if not key.startswith(("TRITON_", "PYTHON"))}
         env |= {"PYTHONPATH": os.fspath(where), "TRITON_CACHE_DIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         try:
-            process = subprocess.run(
-                [sys.executable, "-S", FILE],
-                cwd=folder,
-                env=env,
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                check=False,
-            )
+            run = functools.partial(subprocess.run, capture_output=True, text=True, check=False)
+            process = run([sys.executable, "-S", FILE], cwd=folder, env=env, timeout=LIMIT_S)
             status, output = process.returncode, process.stdout + process.stderr
         except subprocess.TimeoutExpired:
             status, output = 124, f"no answer within {LIMIT_S} s"

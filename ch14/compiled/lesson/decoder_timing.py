@@ -1,7 +1,6 @@
 """Trace, check and time the decoder block: eager, compiled, and compiled with the course's operators in bf16 and fp8.
 
-`trace_variants` needs no GPU: it traces fake tensors, which have a shape and no data. `measure` times the variants in a
-process of its own, because Dynamo and Inductor keep state for the life of a process.
+`measure` times the variants in a process of its own, because Dynamo and Inductor keep state for the life of a process.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import torch
 from ch14 import attention
 from ch14.compiled import decoder_block
 from ch14.compiled.decoder_block import LLAMA_3_8B, DecoderBlock, Fp8Linear, Sizes, TilesLinear, TorchLinear
+from ch14.compiled.lesson import process
 from tilelab.measure import bench, check
 from tilelab.runtime import device, provenance, worker_pool
 
@@ -31,7 +31,6 @@ VARIANTS = {
 }
 TOKENS = (4096, 16)  # are timed
 CALLS = (4096, 16, 17)  # tokens of the calls whose graphs are counted, in this order
-PREDICTED_GRAPHS = {"marked": (1, 1, 1), "unmarked": (1, 2, 2)}  # after each of CALLS
 # Several roundings to the format lie between x and the result.
 LIMITS = {
     TorchLinear: 4 * check.TOLERANCE[torch.bfloat16],
@@ -78,43 +77,6 @@ def count_graphs(block: Callable, graphs: list, inputs, marked: bool) -> list[in
     return numbers
 
 
-def trace_variants(sizes: Sizes = LLAMA_3_8B) -> list[dict]:
-    """Trace every variant with fake tensors and return {variant, breaks, operators, marked, unmarked}.
-
-    `operators` are the course's operators in the graph; `marked` and `unmarked` are the numbers of graphs after calls
-    with CALLS tokens, with and without mark_dynamic.
-    """
-    from torch._subclasses import FakeTensorMode
-
-    rows = []
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        weights = decoder_block.make_weights(sizes, "cpu")
-        for name, (linear, attend, is_compiled) in VARIANTS.items():
-            if not is_compiled:
-                continue
-            block, found = DecoderBlock(sizes, weights, linear, attend), {}
-            inputs = functools.partial(_make_inputs, sizes, CALLS, "cpu")
-            torch._dynamo.reset()
-            breaks = torch._dynamo.explain(block)(inputs()[0]).graph_break_count
-            for kind in PREDICTED_GRAPHS:
-                torch._dynamo.reset()
-                compiled, graphs = compile_and_count(block, lambda graph, inputs: graph.forward)
-                found[kind] = count_graphs(compiled, graphs, inputs(), kind == "marked")
-            calls = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
-            ours = [call.split(".")[1] for call in calls if call.startswith("tiles.")]
-            rows.append(
-                {
-                    "variant": name,
-                    "breaks": breaks,
-                    "operators": ", ".join(f"{ours.count(each)} × {each}" for each in dict.fromkeys(ours))
-                    or "none",
-                    **found,
-                }
-            )
-    torch._dynamo.reset()
-    return rows
-
-
 def _make_inputs(sizes: Sizes, tokens, where: str) -> list[torch.Tensor]:
     return [torch.randn(1, each, sizes.hidden, device=where).bfloat16() for each in tokens]
 
@@ -145,7 +107,7 @@ def measure() -> list[dict]:
     of `divide_kernels` too, where torch's profiler sees the kernels of a call.
     """
     with worker_pool.lease_worker(MODULE, WHAT) as worker:
-        answer = worker.ask({"do": "measure"}, LIMIT_S)
+        answer = worker.ask({}, LIMIT_S)
         worker.stop()  # frees its memory on the GPU
     if "rows" not in answer:
         raise RuntimeError(answer.get("reason", "the process died"))
@@ -241,7 +203,8 @@ def _count_breaks(block: DecoderBlock, x: torch.Tensor) -> int | None:
         return None
 
 
-def _measure(sizes: Sizes = LLAMA_3_8B) -> list[dict]:
+@torch.no_grad()
+def _measure(sizes: Sizes = LLAMA_3_8B) -> dict:
     torch.manual_seed(0)
     weights, inputs = decoder_block.make_weights(sizes, "cuda"), _make_inputs(sizes, CALLS, "cuda")
     references = make_references(sizes, weights, inputs)
@@ -263,45 +226,24 @@ def _measure(sizes: Sizes = LLAMA_3_8B) -> list[dict]:
         except torch.AcceleratorError:
             raise
         except Exception as error:
-            facts[name] = {
-                "status": "failed",
-                "reason": f"{type(error).__name__}: {device.first_line(error)}"[:300],
-            }
+            reason = f"{type(error).__name__}: {device.first_line(error)}"[:300]
+            facts[name] = {"status": "failed", "reason": reason}
     rows, times = [], {tokens: _time(functions, sizes, tokens, weights) for tokens in TOKENS}
     for i, (tokens, (replayed, called)) in enumerate(times.items()):
         for name in VARIANTS:
-            row = {
-                "name": name,
-                "workload": "decoder block",
-                "tokens": tokens,
-                "dtype": "fp8" if "fp8" in name else "bf16",
-                "shape": [1, tokens, sizes.hidden],
-            }
+            row = {"name": name, "workload": "decoder block", "tokens": tokens}
+            row |= {"dtype": "fp8" if "fp8" in name else "bf16", "shape": [1, tokens, sizes.hidden]}
             if name in functions:
                 row |= replayed[name].row()
-                row |= {
-                    "call_ms": called[name].ms,
-                    "call_ratio": called[name].ratio,
-                    "call_spread": called[name].spread,
-                    "error": facts[name]["errors"][i],
-                    **_profile(functions[name], inputs[i], called[name].ms),
-                }
+                plain = called[name]
+                row |= {"call_ms": plain.ms, "call_ratio": plain.ratio, "call_spread": plain.spread}
+                row |= {"error": facts[name]["errors"][i], **_profile(functions[name], inputs[i], plain.ms)}
             kept = {key: value for key, value in facts[name].items() if key != "errors" and value is not None}
             if kept["status"] == "ok":  # else the timing's status would hide a wrong result
                 kept["status"] = row["status"]
             rows.append(row | kept)
-    return rows
-
-
-def _answer(request: dict) -> dict:
-    try:
-        with torch.no_grad():
-            return {"rows": _measure()}
-    except torch.AcceleratorError:
-        raise
-    except Exception as error:
-        return {"reason": f"{type(error).__name__}: {device.first_line(error)}"[:400]}
+    return {"rows": rows}
 
 
 if __name__ == "__main__":
-    worker_pool.serve(_answer)
+    worker_pool.serve(process.answer_with(_measure))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 
-from ch14.compiled.lesson import decoder_timing, executed_instructions, reading, worker, workloads
+from ch14.compiled.lesson import decoder_timing, executed_instructions, process, reading, worker, workloads
 from ch14.compiled.lesson.workloads import TUNED
 from tilelab.measure import bench, profiler
 from tilelab.records import results
@@ -22,19 +22,12 @@ CASES = (
     ("causal attention", LONG, ("cuDNN", "flash", "flex", "flex-tma", "flex-max-autotune", "course")),
     ("attention", (1, 16, 16, 2048, 128), ("cuDNN", "flash", "efficient", "math")),
 )
-# Ragged shapes, small enough for a CPU.
-SMALL = (
-    ("matmul", (333, 136, 200), ("eager", "default")),
-    ("mlp", (77, 136, 200), ("eager", "default")),
-    ("attention", (2, 4, 2, 77, 64), ("eager", "default")),
-    ("causal attention", (1, 4, 4, 300, 64), ("eager", "default", "flex")),
-)
 COUNTED = ("UTMALDG", "UTMASTG", "LDGSTS")  # the instructions that the tables show
 
 
 def source() -> str:
     """Return the hash of what is run: the workloads and modes, and how they are compiled, checked, timed and read."""
-    return provenance.source_hash(workloads, worker, reading)
+    return provenance.source_hash(workloads, worker, process, reading)
 
 
 _experiment = functools.partial(results.experiment, source=source)
@@ -42,10 +35,10 @@ _experiment = functools.partial(results.experiment, source=source)
 
 def measure_cases(cases=CASES) -> list[dict]:
     """Return the rows of worker.measure_modes for `cases`, with the generated code and all candidates."""
-    with worker_pool.lease_worker(worker.MODULE, worker.WHAT) as process:
-        worker.ask(process, "start", 120, where="cuda")
-        rows = [row for case in cases for row in worker.measure_modes(process, *case)]
-        process.stop()  # frees its memory on the GPU
+    with worker_pool.lease_worker(worker.MODULE, worker.WHAT) as compiler:
+        worker.ask(compiler, "start", 120, where="cuda")
+        rows = [row for case in cases for row in worker.measure_modes(compiler, *case)]
+        compiler.stop()  # frees its memory on the GPU
     return rows
 
 
@@ -114,13 +107,6 @@ def make_table(rows: list[dict], counters: list[dict]) -> list[dict]:
         counted = {key: main[key] for key in ("proof", *COUNTED)}
         table.append({**row, "winner": winner, "main": main["kernel"], **counted})
     return table
-
-
-def check_correctness() -> list[dict]:
-    """Check SMALL against float64 now: compiled for the GPU, or for the CPU if there is none."""
-    where = workloads.device_here()
-    with worker_pool.lease_worker(worker.MODULE, worker.WHAT) as process:
-        return [row for case in SMALL for row in worker.measure_modes(process, *case, where, timed=False)]
 
 
 # ---- what the lesson's tables show

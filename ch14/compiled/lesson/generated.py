@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable, Sequence
 from unittest import mock
 
-from ch14.compiled.lesson import reading
+from ch14.compiled.lesson import process, reading
 from tilelab.cells import triton_cell
 from tilelab.runtime import build, cuda, files, worker_pool
 
@@ -243,13 +243,5 @@ def _generate(text: str, name: str, shapes: list, dtype: str, wanted: str, optio
     return {"reason": "Inductor wrote nothing."}
 
 
-def _answer(request: dict) -> dict:
-    try:
-        return _generate(**request)
-    except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        return {"reason": f"{type(error).__name__}: {' '.join(lines[:2])}"[:400]}
-
-
 if __name__ == "__main__":
-    worker_pool.serve(_answer)
+    worker_pool.serve(process.answer_with(_generate))

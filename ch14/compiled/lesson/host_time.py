@@ -36,8 +36,8 @@ BF16 = torch.bfloat16
 class Case:
     """A call of the course's function, torch's own call beside it, and what the course's call returns.
 
-    `plan` finds the plan of the call and `launch` runs it into `out`; both are None where a call has several plans.
-    `allowed` is the relative error of the result.
+    `plan` finds the plan of the call and `launch` runs it into a result of `make_out`; they are None where a call has
+    several plans.
     """
 
     name: str
@@ -49,214 +49,132 @@ class Case:
     plan: Callable[[], object] | None = None
     make_out: Callable[[], object] | None = None
     launch: Callable[[object], object] | None = None
-    allowed: float = 1e-2
 
 
-def _random(*shape: int, dtype=BF16) -> torch.Tensor:
-    return torch.randn(*shape, device=WHERE).to(dtype)
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=WHERE).to(BF16)
 
 
-def _planned(name, call, peer, peer_call, reference, planner, inputs, options, **rest) -> Case:
-    """Return the case of a function with a Planner."""
+def _planned(name, call, beside, planner, inputs, *options) -> Case:
+    """Return the case of a function with a Planner; `beside` is (peer, its call, reference)."""
 
     def find():
         return planner.find(inputs, None, *options)
 
     plan = find()
-    return Case(
-        name,
-        call,
-        peer,
-        peer_call,
-        reference,
-        inputs,
-        find,
-        plan.make_out,
-        lambda out: plan.launch(*inputs, out),
-        **rest,
-    )
+    return Case(name, call, *beside, inputs, find, plan.make_out, lambda out: plan.launch(*inputs, out))
 
 
 def make_bf16_cases() -> list[Case]:
     """Return the products of bf16 and attention."""
-    a, weight = _random(SIZE, SIZE), _random(SIZE, SIZE)
+    a, b = _random(SIZE, SIZE), _random(SIZE, SIZE).T
+    mm = "torch.mm", lambda: torch.mm(a, b), lambda: a.double() @ b.double()
     q, k, v = (_random(1, 8, SIZE, 128) for _ in range(3))
-    b = weight.T
 
-    def multiply():
-        return a.double() @ b.double()
+    def attend(function):
+        return lambda: function(q, k, v, is_causal=True)
 
+    sdpa = "SDPA", attend(F.scaled_dot_product_attention), attend(attention.spec)
+    options = True, None, "best"
     cases = [
-        _planned(
-            "ch14.gemm",
-            lambda: gemm.gemm(a, b),
-            "torch.mm",
-            lambda: torch.mm(a, b),
-            multiply,
-            gemm.planner,
-            (a, b, None, None),
-            ("best",),
-        )
-    ]
-    cases += [
-        Case(
-            "torch.ops.tiles.gemm",
-            lambda: torch.ops.tiles.gemm(a, b),
-            "torch.mm",
-            lambda: torch.mm(a, b),
-            multiply,
-        )
-    ]
-    cases += [
-        _planned(
-            "ch14.attention",
-            lambda: attention.attention(q, k, v, is_causal=True),
-            "SDPA",
-            lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-            lambda: attention.spec(q, k, v, is_causal=True),
-            attention.planner,
-            (q, k, v),
-            (True, None, "best"),
-        )
+        _planned("ch14.gemm", lambda: gemm.gemm(a, b), mm, gemm.planner, (a, b, None, None), "best"),
+        Case("torch.ops.tiles.gemm", lambda: torch.ops.tiles.gemm(a, b), *mm),
+        _planned("ch14.attention", attend(attention.attention), sdpa, attention.planner, (q, k, v), *options),
     ]
     if device.current().has_wgmma:
-        cases += [
-            _planned(
-                "ch10.wgmma_gemm",
-                lambda: wgmma_gemm.gemm(a, b),
-                "torch.mm",
-                lambda: torch.mm(a, b),
-                multiply,
-                wgmma_gemm.planner,
-                (a, b),
-                ("best",),
-            )
-        ]
+        own = wgmma_gemm.planner, (a, b), "best"
+        cases.append(_planned("ch10.wgmma_gemm", lambda: wgmma_gemm.gemm(a, b), mm, *own))
     return cases
 
 
 def make_product_cases() -> list[Case]:
     """Return the block-scaled products beside torch's scaled_mm and torch.mm."""
-    x, weight = _random(8, SIZE), mx_formats.quantise(_random(SIZE, SIZE), "mxfp4")
-    dense, packed = mx_formats.dequantise(weight).T, mx_formats.quantise(_random(SIZE, SIZE), "mxfp4")
-    wide = mx_formats.dequantise(packed)
-    cases = [
-        _planned(
-            "blockscaled.matmul, decode",
-            lambda: blockscaled.matmul(x, weight.T),
-            "torch.mm",
-            lambda: torch.mm(x, dense),
-            lambda: blockscaled.spec(x, weight.T),
-            fp4_decode.planner,
-            (x, weight.values, weight.scales),
-            ("best",),
-        )
-    ]
+    x, (weight, packed) = _random(8, SIZE), (mx_formats.quantise(_random(SIZE, SIZE), "mxfp4") for _ in "ab")
+    dense, wide = mx_formats.dequantise(weight).T, mx_formats.dequantise(packed)
+
+    def multiply(name, left, plain, *own):
+        beside = "torch.mm", lambda: torch.mm(plain, dense), lambda: blockscaled.spec(left, weight.T)
+        return _planned(name, lambda: blockscaled.matmul(left, weight.T), beside, *own)
+
+    tensors = x, weight.values, weight.scales
+    cases = [multiply("blockscaled.matmul, decode", x, x, fp4_decode.planner, tensors, "best")]
     if device.current().target not in blockscaled.NATIVE:
         tensors, *kinds = emulated.describe_operands(packed, weight)
-        cases += [
-            _planned(
-                "blockscaled.matmul, mxfp4",
-                lambda: blockscaled.matmul(packed, weight.T),
-                "torch.mm",
-                lambda: torch.mm(wide, dense),
-                lambda: blockscaled.spec(packed, weight.T),
-                emulated.planner,
-                tensors,
-                (*kinds, "best"),
-            )
-        ]
+        own = emulated.planner, tensors, *kinds, "best"
+        cases.append(multiply("blockscaled.matmul, mxfp4", packed, wide, *own))
     if device.current().has_wgmma:
-        a, b, scale_a, scale_b, _ = fp8_operands(SIZE, SIZE, SIZE, WHERE)
-        one = torch.ones((), device=WHERE)
+        a, b, *scales, _ = fp8_operands(SIZE, SIZE, SIZE, WHERE)
+        (scale_a, scale_b), one = scales, torch.ones((), device=WHERE)
         beside = (
             "torch._scaled_mm, one scale",
             lambda: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=BF16),
             lambda: fp8_gemm.spec(a, b, scale_a, scale_b),
         )
-        cases += [
+        own = fp8_gemm.planner, (a, b, scale_a, scale_b, None, None), None, "best", None
+        cases.append(
             _planned(
                 "blockscaled.matmul, fp8",
                 lambda: blockscaled.matmul((a, scale_a), (b, scale_b)),
-                *beside,
-                fp8_gemm.planner,
-                (a, b, scale_a, scale_b, None, None),
-                (None, "best", None),
-            ),
-            Case("torch.ops.tiles.fp8", lambda: torch.ops.tiles.fp8(a, b, scale_a, scale_b), *beside),
-        ]
+                beside,
+                *own,
+            )
+        )
+        cases.append(
+            Case("torch.ops.tiles.fp8", lambda: torch.ops.tiles.fp8(a, b, scale_a, scale_b), *beside)
+        )
     return cases
 
 
 def make_pass_cases() -> list[Case]:
     """Return the passes over memory beside torch's copy."""
     x, room = _random(SIZE, SIZE), torch.empty(SIZE, SIZE, dtype=BF16, device=WHERE)
-    features = _random(2, SIZE, 64)
-    times = torch.arange(float(SIZE), device=WHERE).expand(2, -1).contiguous()
-    targets = torch.rand(2, SIZE, device=WHERE) * SIZE
-    moved = torch.empty_like(features)
 
-    def copy():
-        return room.copy_(x)
+    def beside(form, scale=None):
+        def restore():
+            made = number_formats.quantise(x, number_formats.lookup(form), scale=scale)
+            return number_formats.dequantise(made)
 
-    def restore(form, scale=None):
-        return number_formats.dequantise(number_formats.quantise(x, number_formats.lookup(form), scale=scale))
+        return "copy_", lambda: room.copy_(x), restore
 
-    def quantise(name, form, tensor_scale=None) -> Case:
-        def find_plan():
-            return mx_formats.quantise_planner.find(
-                (x, None, None, None), None, form, "floor", False, tensor_scale is not None, "best"
-            )
+    def quantise(name, form, scale=None) -> Case:
+        options = form, "floor", False, scale is not None, "best"
 
-        plan, scale = (
-            find_plan(),
-            None if tensor_scale is None else torch.full((1,), tensor_scale, device=WHERE),
-        )
+        def find():
+            return mx_formats.quantise_planner.find((x, None, None, None), None, *options)
+
+        plan = find()
         return Case(
             name,
-            lambda: mx_formats.quantise(x, form, tensor_scale=tensor_scale),
-            "copy_",
-            copy,
-            lambda: restore(form, scale),
+            lambda: mx_formats.quantise(x, form, tensor_scale=scale),
+            *beside(form, None if scale is None else torch.full((1,), scale, device=WHERE)),
             (x,),
-            find_plan,
+            find,
             plan.allocate,
             lambda out: plan.launch(x, out.values, out.scales, out.pair),
         )
 
     packed = mx_formats.quantise(x, "nvfp4")
+    own = mx_formats.dequantise_planner, (packed.values, packed.scales, packed.pair), packed.format.name
+    own += packed.shape, packed.tiled, "best"
     cases = [
         quantise("quantise, mxfp8", "mxfp8_e4m3"),
         quantise("quantise, nvfp4, scale given", "nvfp4", 0.5),
         quantise("quantise, nvfp4", "nvfp4"),
+        _planned("dequantise, nvfp4", lambda: mx_formats.dequantise(packed), beside("nvfp4"), *own),
     ]
-    cases += [
-        _planned(
-            "dequantise, nvfp4",
-            lambda: mx_formats.dequantise(packed),
-            "copy_",
-            copy,
-            lambda: restore("nvfp4"),
-            mx_formats.dequantise_planner,
-            (packed.values, packed.scales, packed.pair),
-            (packed.format.name, packed.shape, packed.tiled, "best"),
-        )
-    ]
-    given = features, times, targets
-    for name, validate in (("resample, validate=False", False), ("resample", True)):
-        cases += [
-            _planned(
-                name,
-                lambda validate=validate: resample.resample(*given, validate=validate),
-                "copy_",
-                lambda: moved.copy_(features),
-                lambda: resample.spec(*given),
-                resample.planner,
-                given,
-                ("best",),
-            )
-        ]
-    return cases
+    features = _random(2, SIZE, 64)
+    times = torch.arange(float(SIZE), device=WHERE).expand(2, -1).contiguous()
+    given = features, times, torch.rand(2, SIZE, device=WHERE) * SIZE
+    moved = torch.empty_like(features)
+    copy = "copy_", lambda: moved.copy_(features), lambda: resample.spec(*given)
+
+    def planned_resample(name, validate) -> Case:
+        def call():
+            return resample.resample(*given, validate=validate)
+
+        return _planned(name, call, copy, resample.planner, given, "best")
+
+    return [*cases, planned_resample("resample, validate=False", False), planned_resample("resample", True)]
 
 
 def check_case(case: Case) -> dict:
@@ -264,7 +182,7 @@ def check_case(case: Case) -> dict:
     found = case.call()
     found = mx_formats.dequantise(found) if isinstance(found, mx_formats.Packed) else found
     error = check.relative_error(found, case.reference())
-    return {"status": "ok" if error <= case.allowed else "wrong", "error": error}
+    return {"status": "ok" if error <= 1e-2 else "wrong", "error": error}
 
 
 def measure_stages(case: Case) -> dict[str, float]:
@@ -313,34 +231,13 @@ def measure_case(case: Case) -> dict:
 
 def source() -> str:
     """Return the hash of what a call runs on the CPU, and of how it is measured."""
-    paths = (
-        plans,
-        operators,
-        triton_launch,
-        PreparedLaunch,
-        blockscaled_operator,
-        gemm.gemm,
-        wgmma_gemm.gemm,
-        attention.attention,
-        blockscaled,
-        fp4_decode._plan,
-        emulated._plan,
-        emulated.run,
-        fp8_gemm._plan,
-        fp8_gemm.run,
-        mx_formats,
-        resample._plan,
-        resample.resample,
-    )
-    return provenance.source_hash(
-        *paths,
-        measure_enqueue_us,
-        measure_case,
-        measure_stages,
-        make_bf16_cases,
-        make_product_cases,
-        make_pass_cases,
-    )
+    launches = plans, operators, triton_launch, PreparedLaunch
+    functions = gemm.gemm, wgmma_gemm.gemm, attention.attention, resample.resample, resample._plan
+    scaled = blockscaled_operator, blockscaled, fp4_decode._plan, emulated._plan, emulated.run
+    scaled += fp8_gemm._plan, fp8_gemm.run, mx_formats
+    measured = measure_enqueue_us, measure_case, measure_stages
+    cases = _planned, make_bf16_cases, make_product_cases, make_pass_cases
+    return provenance.source_hash(*launches, *functions, *scaled, *measured, *cases)
 
 
 @results.experiment("ch14_compiled_host_time", source)

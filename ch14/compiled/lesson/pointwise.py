@@ -6,24 +6,22 @@ build descriptors in the kernel where Inductor finds that it may, and load and s
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import dataclasses
 import functools
 import math
-import os
 import pathlib
 import tempfile
 from collections.abc import Callable
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
-from ch14.compiled.lesson import reading
+from ch14.compiled.lesson import process, reading
 from ch14.compiled.lesson.generated import DESCRIPTORS
 from tilelab.measure import bench, check
 from tilelab.records import results
-from tilelab.runtime import build, device, provenance, worker_pool
+from tilelab.runtime import build, provenance, worker_pool
 
 MODULE, WHAT = "ch14.compiled.lesson.pointwise", "the process that compiles pointwise functions"
 LIMIT_S = 300
@@ -139,7 +137,7 @@ CASES = (
 
 def source() -> str:
     """Return the hash of the functions, the shapes and the way they are measured."""
-    return provenance.source_hash(pathlib.Path(__file__), reading)
+    return provenance.source_hash(pathlib.Path(__file__), process, reading)
 
 
 @results.experiment("ch14_compiled_pointwise", source)
@@ -151,14 +149,8 @@ def measure():
         # after a kernel that faults, the next request starts a new process
         for index, case in enumerate(CASES):
             answer = worker.ask({"index": index}, LIMIT_S)
-            rows.append(
-                case.describe()
-                | (
-                    answer
-                    if "status" in answer
-                    else {"status": "failed", "reason": answer.get("reason", "the process died")}
-                )
-            )
+            died = {"status": "failed", "reason": answer.get("reason", "the process died")}
+            rows.append(case.describe() | (answer if "status" in answer else died))
         worker.stop()  # frees its memory on the GPU
     return rows
 
@@ -169,58 +161,31 @@ def measure():
 def _read(folder: pathlib.Path) -> dict:
     """Return what the generated kernels hold: descriptors in the text, TMA and global loads and stores in the SASS."""
     graphs, _ = reading.find_modules()
-    code = "\n".join(pathlib.Path(module.__file__).read_text() for module in graphs)
-    launchers = [launcher for module in graphs for launcher in _list_launchers(module)]
-    paths = [next(folder.rglob(f"{launcher.cache_hash}/*.cubin"), None) for launcher in launchers]
-    counts = [_count(path) for path in paths if path]
+    code = reading.read_code(graphs)
+    launchers = [launcher for module in graphs for launcher in reading.list_launchers(module).values()]
+    counts: collections.Counter = collections.Counter()
+    for path in filter(None, (reading.find_cubin(launcher, folder) for launcher in launchers)):
+        counts.update(build.sass_counts(path.read_bytes()))
+    blocks = [getattr(getattr(launcher, "config", None), "kwargs", {}) for launcher in launchers]
     return {
         "kernels": reading.list_calls(code),
         "descriptors": len(reading.DESCRIPTOR.findall(code)),
-        "blocks": "; ".join(_describe_blocks(launcher) for launcher in launchers),
-        **{key: sum(count[key] for count in counts) for key in ("tma_loads", "tma_stores", "pointer_loads")},
+        "blocks": "; ".join(
+            ", ".join(f"{name} {value}" for name, value in sizes.items()) for sizes in blocks
+        ),
+        "tma_loads": counts["UTMALDG"],
+        "tma_stores": counts["UTMASTG"],
+        "pointer_loads": counts["LDG"],
     }
-
-
-def _list_launchers(module) -> list:
-    """Return the launcher that Inductor chose for each kernel of a generated module."""
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    return [
-        kernel.launchers[0]
-        for kernel in vars(module).values()
-        if isinstance(kernel, CachingAutotuner) and kernel.launchers
-    ]
-
-
-def _describe_blocks(launcher) -> str:
-    config = getattr(launcher, "config", None)
-    return ", ".join(f"{name} {value}" for name, value in config.kwargs.items()) if config else ""
-
-
-def _count(path: pathlib.Path) -> dict:
-    counts = build.sass_counts(path.read_bytes())
-    return {"tma_loads": counts["UTMALDG"], "tma_stores": counts["UTMASTG"], "pointer_loads": counts["LDG"]}
-
-
-@contextlib.contextmanager
-def _empty_caches():
-    from torch._inductor.utils import clear_caches
-
-    with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
-        clear_caches()
-        with mock.patch.dict(
-            os.environ, TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=os.path.join(folder, "triton")
-        ):
-            yield pathlib.Path(folder)
 
 
 def _compile(case: Case, inputs, options: dict) -> tuple[Callable, dict]:
     """Return the compiled function and what its kernels hold."""
-    with _empty_caches() as folder:
+    with tempfile.TemporaryDirectory(prefix="compiled-") as folder, process.use_caches(folder):
         function = torch.compile(case.function, fullgraph=True, dynamic=False, options=options)
         function(*inputs)
         torch.cuda.synchronize()
-        return function, _read(folder)
+        return function, _read(pathlib.Path(folder))
 
 
 def _make_inputs(case: Case) -> tuple[torch.Tensor, ...]:
@@ -238,34 +203,16 @@ def _measure(index: int) -> dict:
         error = check.relative_error(functions[name](*inputs), expected)
         limit = 4 * check.TOLERANCE[torch.bfloat16]  # a result of several operations is rounded several times
         if error > limit:
-            return {
-                "status": "wrong",
-                "reason": f"{name}: the error {error:.1e} is above {limit:.1e}",
-                **found["descriptors"],
-            }
+            reason = f"{name}: the error {error:.1e} is above {limit:.1e}"
+            return {"status": "wrong", "reason": reason, **found["descriptors"]}
     del expected
     candidates = {name: functools.partial(functools.partial, each) for name, each in functions.items()}
-    timed = bench.compare(
-        candidates,
-        functools.partial(_make_inputs, case),
-        "pointers",
-        nbytes=case.nbytes,
-        rounds=12,
-        warm_s=0.1,
-        burst_ms=2.0,
-    )["descriptors"]
+    timing = {"nbytes": case.nbytes, "rounds": 12, "warm_s": 0.1, "burst_ms": 2.0}
+    timed = bench.compare(candidates, functools.partial(_make_inputs, case), "pointers", **timing)
+    timed = timed["descriptors"]
     kept = {key: value for key, value in timed.row().items() if key not in ("name", "peer")}
     return kept | found["descriptors"] | {"peer_blocks": found["pointers"]["blocks"]}
 
 
-def _answer(request: dict) -> dict:
-    try:
-        return _measure(**request)
-    except torch.AcceleratorError:
-        raise
-    except Exception as error:
-        return {"status": "failed", "reason": f"{type(error).__name__}: {device.first_line(error)}"[:300]}
-
-
 if __name__ == "__main__":
-    worker_pool.serve(_answer)
+    worker_pool.serve(process.answer_with(_measure))

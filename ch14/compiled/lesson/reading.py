@@ -104,20 +104,38 @@ def list_calls(code: str) -> list[str]:
     ]
 
 
+def list_launchers(module) -> dict:
+    """Return the launcher that Inductor chose for each Triton kernel of a generated module, by name."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    return {
+        name: kernel.launchers[0]
+        for name, kernel in vars(module).items()
+        if isinstance(kernel, CachingAutotuner) and kernel.launchers
+    }
+
+
+def find_cubin(launcher, folder: pathlib.Path) -> pathlib.Path | None:
+    """Return where the cubin of a launcher lies in `folder`, a TORCHINDUCTOR_CACHE_DIR, or None."""
+    return next(folder.rglob(f"{launcher.cache_hash}/*.cubin"), None)
+
+
+def read_code(modules) -> str:
+    """Return the text of generated modules."""
+    return "\n".join(pathlib.Path(module.__file__).read_text() for module in modules)
+
+
 def read_kernels(module, folder: pathlib.Path) -> dict[str, dict]:
     """Return {registers, and each of OPCODES, counted in the SASS} of a generated module's Triton kernels, by name.
 
     Triton left the cubins in `folder`, the TORCHINDUCTOR_CACHE_DIR of the compilation. A kernel without one is missing.
     """
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
     found = {}
-    for name, kernel in vars(module).items():
-        if isinstance(kernel, CachingAutotuner) and kernel.launchers:
-            path = next(folder.rglob(f"{kernel.launchers[0].cache_hash}/*.cubin"), None)
-            if path is not None:
-                counts = build.sass_counts(path.read_bytes())
-                found[name] = {"registers": kernel.launchers[0].n_regs, **{op: counts[op] for op in OPCODES}}
+    for name, launcher in list_launchers(module).items():
+        path = find_cubin(launcher, folder)
+        if path is not None:
+            counts = build.sass_counts(path.read_bytes())
+            found[name] = {"registers": launcher.n_regs, **{op: counts[op] for op in OPCODES}}
     return found
 
 

@@ -6,7 +6,6 @@ in the notebook's process. `measure_modes` is the caller's side.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import logging
@@ -16,15 +15,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from unittest import mock
 
 import torch
 
 from ch14 import attention
-from ch14.compiled.lesson import reading
+from ch14.compiled.lesson import process, reading
 from ch14.compiled.lesson.workloads import COMPILED, TUNED, make_workload, prepare
 from tilelab.measure import bench, check
-from tilelab.runtime import device, worker_pool
+from tilelab.runtime import worker_pool
 
 MODULE, WHAT = "ch14.compiled.lesson.worker", "the compiler's process"
 LIMIT_S = 300  # for one step
@@ -66,28 +64,22 @@ def measure_modes(
             found = ask(worker, "compile", LIMIT_S, mode=mode, folder=f"{folder}/{caches[mode]}", **case)
             if timed_by:
                 found.pop("compile_s", None)
-            rows.append(
-                {
-                    "name": mode,
-                    "workload": family,
-                    "shape": list(shape),
-                    "dtype": "bf16",
-                    "status": "failed",
-                    **({"caches": caches[mode]} if mode in COMPILED else {}),
-                    **found,
-                }
-            )
-            rows[-1].pop("died", None)
+            found.pop("died", None)
+            row = {
+                "name": mode,
+                "workload": family,
+                "shape": list(shape),
+                "dtype": "bf16",
+                "status": "failed",
+            }
+            rows.append(row | ({"caches": caches[mode]} if mode in COMPILED else {}) | found)
         ran = [row["name"] for row in rows if row["status"] == "ok"]
         if timed and ran:
             answer = ask(worker, "time", LIMIT_S, modes=ran, folder=folder, **case)
+            failed = {"status": "failed", "reason": answer.get("reason", "")}
             for row in rows:
                 if row["name"] in ran:
-                    row |= (
-                        answer["rows"][row["name"]]
-                        if "rows" in answer
-                        else {"status": "failed", "reason": answer["reason"]}
-                    )
+                    row |= answer["rows"][row["name"]] if "rows" in answer else failed
     return rows
 
 
@@ -123,22 +115,9 @@ def _synchronize(work) -> None:
 
 def _start(where: str) -> dict:
     """Pay the costs of the first compilation: CUDA's context, the imports of Inductor, its pool of processes."""
-    with tempfile.TemporaryDirectory(prefix="compiled-") as folder, _use_caches(folder):
+    with tempfile.TemporaryDirectory(prefix="compiled-") as folder, process.use_caches(folder):
         torch.compile(lambda x: x + 1)(torch.ones(64, device=where))
     return {}
-
-
-@contextlib.contextmanager
-def _use_caches(folder: str):
-    """Keep Inductor's and Triton's caches in `folder`, and clear what they hold in memory."""
-    from torch._inductor.utils import clear_caches
-
-    os.makedirs(folder, exist_ok=True)
-    clear_caches()
-    with mock.patch.dict(
-        os.environ, TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=os.path.join(folder, "triton")
-    ):
-        yield
 
 
 def _compile(work, mode: str, folder: str) -> dict:
@@ -151,7 +130,7 @@ def _compile(work, mode: str, folder: str) -> dict:
     """
     inputs, reference, eager_error = _make_reference(work)
     found = {}
-    with _use_caches(folder), reading.record_decisions() as decisions:
+    with process.use_caches(folder), reading.record_decisions() as decisions:
         function = _prepare(work, mode)
         _synchronize(work)
         begun = time.perf_counter()
@@ -161,24 +140,20 @@ def _compile(work, mode: str, folder: str) -> dict:
         seconds = time.perf_counter() - begun
         if mode in COMPILED:
             graphs, timed = reading.find_modules()
-            code = "\n".join(map(_read_code, graphs))
+            code = reading.read_code(graphs)
             found = {
                 "compile_s": seconds,
                 "decided": decisions,
                 "winner": reading.find_winners(decisions),
                 "calls": reading.list_calls(code),
                 "descriptors": len(reading.DESCRIPTOR.findall(code)),
-                "fusions_timed": sum(reading.TEMPLATE in _read_code(module) for module in timed),
+                "fusions_timed": sum(reading.TEMPLATE in reading.read_code([module]) for module in timed),
                 "triton": {},
                 "code": code,
             }
             for module in graphs if work.where == "cuda" else ():
                 found["triton"] |= reading.read_kernels(module, pathlib.Path(folder))
     return {**found, **_judge(function(*inputs).clone(), reference, eager_error, mode)}
-
-
-def _read_code(module) -> str:
-    return pathlib.Path(module.__file__).read_text()
 
 
 def _judge(result, reference, eager_error: float, mode: str) -> dict:
@@ -208,7 +183,9 @@ def _time(work, modes: list[str], folder: str) -> dict:
         candidates["course"] = functools.partial(attention.prepare, is_causal=work.causal)
     peer = work.peer if work.peer in modes else modes[0]
     rows = {}
-    with _use_caches(os.path.join(folder, "again")):  # a new process, after a crash, compiles again here
+    with process.use_caches(
+        os.path.join(folder, "again")
+    ):  # a new process, after a crash, compiles again here
         for mode in [mode for mode in modes if mode != peer] or [peer]:
             timings = bench.compare(
                 {name: candidates[name] for name in (peer, mode)},
@@ -255,26 +232,15 @@ def _profile_kernels(work, modes: list[str], repeats: int = 5) -> dict[str, list
     }
 
 
-def _answer(request: dict) -> dict:
-    step = request.pop("do")
-    try:
-        if step == "start":
-            return _start(**request)
-        work = _make_workload(request.pop("family"), tuple(request.pop("shape")), request.pop("where"))
-        return _compile(work, **request) if step == "compile" else _time(work, **request)
-    except torch.AcceleratorError:
-        raise  # the CUDA context is lost, and this process with it
-    except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
-        missing = isinstance(error, device.Unsupported) or "InvalidCxxCompiler" in str(error)
-        return {
-            "status": "unsupported" if missing else "failed",
-            "reason": f"{type(error).__name__}: {' '.join(lines[:1])}"[:300],
-        }
+def _do(do: str, where: str, family: str = "", shape=(), **request) -> dict:
+    if do == "start":
+        return _start(where)
+    work = _make_workload(family, tuple(shape), where)
+    return _compile(work, **request) if do == "compile" else _time(work, **request)
 
 
 if __name__ == "__main__":
     # Nobody times a CPU: Inductor need not build a program per vector extension.
     if not torch.cuda.is_available():
         os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
-    worker_pool.serve(_answer)
+    worker_pool.serve(process.answer_with(_do))

@@ -130,23 +130,9 @@ class Attention(Workload):
     """softmax(Q K^T / sqrt(D)) V: Q (B, H, S, D), K and V (B, HK, S, D), where HK divides H; D is 64 or 128."""
 
     family, sizes = "attention", ("B", "H", "HK", "S", "D")
-    modes, peer = (
-        (
-            "cuDNN",
-            "flash",
-            "efficient",
-            "eager",
-            "unfused",
-            "default",
-            "max-autotune",
-            "unfused-default",
-            "flex",
-            "flex-tma",
-            "flex-max-autotune",
-            "course",
-        ),
-        "cuDNN",
-    )
+    modes = tuple("cuDNN flash efficient eager unfused default max-autotune unfused-default".split())
+    modes += ("flex", "flex-tma", "flex-max-autotune", "course")
+    peer = "cuDNN"
     causal = False
 
     def __init__(self, *shape: int, **options):

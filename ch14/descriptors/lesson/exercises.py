@@ -12,7 +12,7 @@ import torch
 from ch14.descriptors import spec
 from ch14.descriptors.lesson.experiments import LARGE, SHAPES
 from tilelab.cells import lesson
-from tilelab.measure.check import check_exercise
+from tilelab.measure.check import make_checker
 from tilelab.runtime import device
 
 NOTEBOOK = "07_ch14_descriptors"
@@ -159,8 +159,4 @@ CHECKS = {
     "Exercise 4": check_scatter,
     "Exercise 5": check_transpose,
 }
-
-
-def check(exercise: str, *given: Callable) -> None:
-    """Print whether a reader's kernel solves an exercise. `given` are the kernel and its `prepare`."""
-    check_exercise(exercise, lambda: CHECKS[exercise](*given))
+check = make_checker(CHECKS)

@@ -19,12 +19,11 @@ from ch14.descriptors.configs import OPS, TileConfig, configs
 from ch14.descriptors.lesson import launch_cost, tile_copy
 from tilelab.measure import bench, check
 from tilelab.records import results
-from tilelab.runtime import build, device, provenance
+from tilelab.runtime import device, provenance
 
 PEER = {"copy": "torch copy_", "add": "torch add", "gather": "torch index_select"}
 LARGE = (16384, 16384)  # bf16: 512 MiB per array
 SHAPES = {"copy": (LARGE,), "add": (LARGE,), "gather": ((32768, 8192), (1 << 20, 256))}
-RAGGED = ((1, 8), (37, 200), (100, 72), (257, 1032))
 
 
 def source() -> str:
@@ -99,35 +98,6 @@ def verify(op: str, config, rows: int, columns: int, dtype=torch.bfloat16, n: in
     return {"status": "wrong" if reason else "ok", "reason": reason, "ulps": ulps}
 
 
-def check_correctness() -> list[dict]:
-    """Check every variant that runs here on ragged shapes; return rows with cases, the largest error and the reason."""
-    has_tma, rows = device.current().has_tma, []
-    if has_tma:
-        kinds = {op: ("fp32", "bf16", "fp16") if op == "add" else ("u8", "i16", "i32", "i64") for op in OPS}
-        jobs = [
-            descriptors.job(config, device.current().target, op, element)
-            for op in OPS
-            for config in runnable_configs(op).values()
-            for element in kinds[op]
-        ]
-        build.compile_ahead(jobs)
-    for op in OPS:
-        dtypes = [*descriptors.FLOATS]
-        dtypes += [] if op == "add" else [torch.uint8, torch.float8_e4m3fn, torch.int64]
-        for name in runnable_configs(op):
-            cases = [
-                verify(op, name, *shape, dtype, 19 if op == "gather" else None)
-                for shape in RAGGED[: None if has_tma else 2]
-                for dtype in dtypes
-                if shape[1] * dtype.itemsize % 16 == 0
-            ]
-            wrong = next((case for case in cases if case["status"] != "ok"), {"status": "ok", "reason": ""})
-            row = {"op": op, "name": name, "config": str(configs(op)[name]), "cases": len(cases)}
-            row |= {"ulps": max(case["ulps"] or 0 for case in cases)}
-            rows.append(row | {key: wrong[key] for key in ("status", "reason")})
-    return rows
-
-
 # ---- speed
 
 
@@ -171,34 +141,6 @@ def measure_speed():
 def measure_launch_cost():
     """Measure what the CPU pays for a launch, in every way."""
     return launch_cost.measure_cost()
-
-
-# ---- compiled code
-
-
-def compile_for_targets(targets=device.TARGETS[1:], ops=OPS) -> list[dict]:
-    """Compile the variants for each target, which needs no GPU; return what their PTX and SASS hold.
-
-    SASS is left out where the disassembler that Triton brings cannot read it.
-    """
-    jobs = [
-        (op, name, descriptors.job(config, target, op))
-        for op in ops
-        for name, config in configs(op).items()
-        for target in targets
-    ]
-    reports = build.disassemble([job for *_, job in jobs])
-    rows = []
-    for (op, name, _), report in zip(jobs, reports):
-        row = {"op": op, **report.row(), "name": name}
-        row |= {"gather4": report.ptx.count("tile::gather4"), "loads_16b": report.ptx.count("ld.global.v4")}
-        try:
-            counts = build.sass_counts(report.cubin) if report.cubin else {}
-            row |= {opcode: counts[opcode] for opcode in ("UTMALDG", "UTMASTG", "LDG", "STG") if counts}
-        except RuntimeError:  # the cuobjdump in Triton 3.6 cannot read sm_103a and sm_121a
-            pass
-        rows.append(row)
-    return rows
 
 
 def find_words(package: str, words: list[str]) -> dict[str, bool]:

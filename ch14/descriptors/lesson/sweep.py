@@ -10,7 +10,7 @@ from ch14.descriptors.configs import OPS, TileConfig, configs
 from ch14.descriptors.kernels import job
 from ch14.descriptors.lesson.experiments import LARGE, SHAPES, source, time_against_torch, verify
 from tilelab.records import results
-from tilelab.sweeps.space import Roofline, Space, load_ceiling
+from tilelab.sweeps.space import Space, make_copy_roofline
 from tilelab.sweeps.sweep import record_rows
 
 # Enough to find the fastest few, which are then timed again.
@@ -110,13 +110,7 @@ class DescriptorSpace(Space):
 
     @classmethod
     def roofline(cls, dtype):
-        return Roofline(
-            intensity_label="bytes per tile",
-            speed_field="gbps",
-            unit="GB/s",
-            intensity=cls.count_bytes,
-            flat_roofs={"torch's copy": load_ceiling("copy", "gbps")[0]},
-        )
+        return make_copy_roofline("bytes per tile", cls.count_bytes)
 
 
 @results.experiment("ch14_descriptors_sweep", source)

@@ -14,20 +14,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14.descriptors.configs import UNIT
 from tilelab.runtime import spoken
-from tilelab.runtime.operands import require_disjoint, require_gpu, require_rows, require_tensor, row_stride
-
-DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-)
+from tilelab.runtime.operands import row_stride
 
 
 @dataclass(frozen=True)
@@ -39,38 +27,18 @@ class CopyConfig:
     num_warps: int
     num_stages: int
 
-    def __post_init__(self):
-        for name in ("block_m", "block_n"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1 or value & (value - 1):
-                raise ValueError(f"{name} must be a power of two; it is {value!r:.40}.")
-
     def __str__(self) -> str:
         return spoken.say(
             self, {"block_m block_n": "{}×{}", "num_warps": "{} warps", "num_stages": "{} stages"}
         )
 
 
-SETS = {
-    name: [CopyConfig(*tile) for tile in tiles]
-    for name, tiles in {
-        "conservative": [
-            (128, 128, 8, 4),
-            (64, 128, 4, 3),
-            (128, 64, 4, 3),
-            (256, 256, 16, 5),
-            (256, 128, 8, 5),
-        ],
-        "proposed": [
-            (256, 256, 16, 5),
-            (256, 128, 8, 5),
-            (128, 256, 8, 5),
-            (128, 128, 8, 4),
-            (64, 128, 4, 3),
-        ],
-        "course": [(32, 128, 4, 1), (64, 64, 4, 1), (8, 1024, 4, 1), (4, 2048, 4, 1)],
-    }.items()
+_TILES = {
+    "conservative": ((128, 128, 8, 4), (64, 128, 4, 3), (128, 64, 4, 3), (256, 256, 16, 5), (256, 128, 8, 5)),
+    "proposed": ((256, 256, 16, 5), (256, 128, 8, 5), (128, 256, 8, 5), (128, 128, 8, 4), (64, 128, 4, 3)),
+    "course": ((32, 128, 4, 1), (64, 64, 4, 1), (8, 1024, 4, 1), (4, 2048, 4, 1)),
 }
+SETS = {name: [CopyConfig(*tile) for tile in tiles] for name, tiles in _TILES.items()}
 
 
 @triton.jit
@@ -86,32 +54,12 @@ def prepare_copy(
     destination: torch.Tensor,  # (M, N)
     config: CopyConfig,
 ) -> Callable[[], None]:
-    """Return a function that copies `source` to `destination`, two (M, N) matrices of one of DTYPES.
+    """Return a function that copies `source` to `destination`, two (M, N) matrices of one dtype, not checked here.
 
-    Raises ValueError for what a descriptor cannot take (rows that are not contiguous, or not whole 16 bytes), for
-    memory that overlaps and for more than 65,535 rows of tiles; tilelab.runtime.device.Unsupported without TMA.
+    Their rows start and end at multiples of 16 bytes.
     """
-    require_tensor("source", source, "copy_tma", dtype=DTYPES, ndim=2, not_empty=True)
-    require_tensor(
-        "destination", destination, "copy_tma", dtype=source.dtype, shape=source.shape, on=source.device
-    )
-    for name, matrix in (("source", source), ("destination", destination)):
-        require_rows(name, matrix)
     rows, columns = source.shape
-    if columns * source.element_size() % UNIT:  # a store writes whole units, past the end of a ragged row too
-        raise ValueError(
-            f"a row must end at a multiple of {UNIT} bytes; it has {columns * source.element_size()}."
-        )
-    require_disjoint({"destination": destination}, {"source": source})
-    require_gpu(
-        source,
-        "copy_tma",
-        instead="use torch's copy_",
-        interpreted=not isinstance(copy_tma_kernel, triton.JITFunction),
-    )
-    grid = (triton.cdiv(columns, config.block_n), triton.cdiv(rows, config.block_m))
-    if grid[1] > 65535:
-        raise ValueError(f"at most 65,535 rows of tiles fit; source has {grid[1]}: use a taller tile.")
+    grid = triton.cdiv(columns, config.block_n), triton.cdiv(rows, config.block_m)
     tiles = [
         TensorDescriptor(matrix, [rows, columns], [row_stride(matrix), 1], [config.block_m, config.block_n])
         for matrix in (source, destination)
@@ -123,13 +71,3 @@ def prepare_copy(
         )
 
     return launch
-
-
-def copy_tma(
-    source: torch.Tensor,  # (M, N)
-    destination: torch.Tensor,  # (M, N)
-    config: CopyConfig | None = None,
-) -> torch.Tensor:  # (M, N)
-    """Copy `source` to `destination` and return it. Arguments and errors as for `prepare_copy`."""
-    prepare_copy(source, destination, config or SETS["course"][0])()
-    return destination

@@ -16,7 +16,7 @@ from ch14.mx_formats import number_formats, packing
 from tilelab import emulator
 from tilelab.cells import lesson, triton_cell
 from tilelab.emulator import gluon as gluon_emulator
-from tilelab.measure.check import check_exercise
+from tilelab.measure.check import make_checker
 from tilelab.records import results
 from tilelab.runtime import device
 
@@ -256,12 +256,10 @@ def check_decode(kernel) -> None:
     assert not fault, f"with scales near 2^-40, where large sums cancel, {fault}"
     report = lesson.compile_launch(prepare, make_tokens((16, 128, 512), "cpu"), "sm_90a")
     assert report.launchable, report.reason
-    assert report.counts["wgmma"], "the tensor core must multiply: use tl.dot on bfloat16"
+    assert report.counts["wgmma"], (
+        "it must multiply by wgmma: tl.dot with the weights, in bf16, as first operand"
+    )
 
 
 CHECKS = {"Exercise 1": check_column, "Exercise 2": check_value, "Exercise 3": check_decode}
-
-
-def check(exercise: str, *answer) -> None:
-    """Print whether a reader's answer solves an exercise."""
-    check_exercise(exercise, lambda: CHECKS[exercise](*answer))
+check = make_checker(CHECKS)

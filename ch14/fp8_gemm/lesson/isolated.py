@@ -7,15 +7,15 @@ the waits for them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from unittest import mock
 
 from ch14 import fp8_gemm
-from ch14.fp8_gemm.configs import SQUARE, Fp8Config
 from ch14.fp8_gemm.lesson.experiments import FP8_SOURCES, experiment, measure, prepare_course, prepare_torch
 from tilelab.measure.patch import patched_source
 from tilelab.records import results
-from tilelab.runtime import build, provenance
+from tilelab.runtime import provenance
 
 SHAPES = ((4096, 4096, 7168), (8192, 8192, 1024))  # a long K, and a short one
 _NO_LOADS = ("if (threadIdx.x == 0) {\n            for (int id", "if (false) {\n            for (int id", 1)
@@ -40,26 +40,24 @@ PARTS = {
 }
 
 
-def prepare_part(name: str):
-    """Return a candidate that launches a part of the kernel, one of PARTS, on `verification.fp8_operands`."""
-
-    def prepare(*operands):
-        with (
-            patched_source(fp8_gemm.SOURCE, *PARTS[name]) as source,
-            mock.patch.object(fp8_gemm, "SOURCE", source),
-        ):
-            return prepare_course()(*operands)
-
-    return prepare
-
-
-def compile_part(name: str, config: Fp8Config = SQUARE) -> build.Report:
-    """Compile a part for sm_90a, without a GPU."""
+@contextlib.contextmanager
+def cut_to(name: str):
+    """Let the operator compile only a part of the kernel, one of PARTS, as long as the context lasts."""
     with (
         patched_source(fp8_gemm.SOURCE, *PARTS[name]) as source,
         mock.patch.object(fp8_gemm, "SOURCE", source),
     ):
-        return build.build_one(fp8_gemm.job(config))
+        yield
+
+
+def prepare_part(name: str):
+    """Return a candidate that launches a part of the kernel, one of PARTS, on `verification.fp8_operands`."""
+
+    def prepare(*operands):
+        with cut_to(name):
+            return prepare_course()(*operands)
+
+    return prepare
 
 
 @experiment(

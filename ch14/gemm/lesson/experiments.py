@@ -169,33 +169,6 @@ def measure_best(cases: Iterable[tuple]) -> list[dict]:
 experiment = functools.partial(results.experiment, source=source)
 
 
-def check_correctness() -> list[dict]:
-    """Check the kernels on ragged shapes against float64, here and now: bf16, fp16 and fp8 on a GPU.
-
-    In the interpreter it is fp16 on small shapes, because the interpreter takes seconds for a GPU's microseconds.
-    """
-    if device.current().has_tma:
-        some = [*configs("conservative").values()][:1]
-        cases = [
-            (config, *shape, dtype, layout)
-            for dtype, layouts in (("bf16", "kn"), ("fp16", "kn"), ("fp8", "k"))
-            for layout in layouts
-            for shape in (RAGGED_FP8 if dtype == "fp8" else RAGGED)
-            for config in (*some, *[*configs("course", dtype, device.current().target).values()][:2])
-        ]
-        compile_ahead(cases)
-    else:
-        small = [GemmConfig(32, 64, 16, 4, 2), GemmConfig(32, 64, 16, 4, 2, "persistent", 2)]
-        small += [GemmConfig(64, 192, 32, 4, 3, "persistent", 2)]
-        cases = [
-            (config, *shape, "fp16", layout)
-            for layout in "kn"
-            for shape in ((100, 104, 72), (1, 200, 64))
-            for config in small
-        ]
-    return [verify(*case) | label(*case) for case in cases]
-
-
 @experiment("ch14_gemm_square")
 def measure_squares():
     """Measure the best configuration in bf16 at 2048, 4096 and 8192 cubed, with B stored either way."""

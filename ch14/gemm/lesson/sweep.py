@@ -44,10 +44,51 @@ def swept_configs(dtype: str = "bf16") -> list[GemmConfig]:
     )
 
 
-def _with_most_stages(*tile, num_warps: int, kernel: str = "persistent", **options) -> GemmConfig | None:
+def list_families() -> tuple[dict[str, tuple], ...]:
+    """Return families of tiles that the tuner tries: every combination of the values of a line.
+
+    Where a line says nothing else, a step along K has 64 columns, and a program 4 warps.
+    """
+    splits = (2, 3, 4, 5, 6, 8)
+    return (
+        dict(block_m=(16, 32), block_n=(32, 64, 128), block_k=(128, 256)),
+        dict(block_m=(64,), block_n=(16, 32, 64, 128), block_k=(64, 128), programs_per_sm=(1, 2)),
+        dict(block_m=(64,), block_n=(96, 192), block_k=(64, 128), epilogue_subtile=(2,)),
+        dict(block_m=(64,), block_n=(80, 160, 320), block_k=(64, 128), epilogue_subtile=(4,)),
+        dict(block_m=(64,), block_n=(256,), epilogue_subtile=(2,)),
+        dict(block_m=(128,), block_n=(32, 64), num_warps=(4, 8), programs_per_sm=(1, 2), group_m=(4, 16)),
+        dict(block_m=(128,), block_n=(128,), num_warps=(4, 8), epilogue_subtile=(2,), group_m=(4, 16)),
+        dict(
+            block_m=(128,),
+            block_n=(128,),
+            num_warps=(4, 8),
+            programs_per_sm=(2,),
+            epilogue_subtile=(4,),
+            group_m=(4, 16),
+        ),
+        dict(block_m=(128,), block_n=(96,), num_warps=(4, 8), epilogue_subtile=(2,)),
+        dict(block_m=(128,), block_n=(80, 160), num_warps=(4, 8), epilogue_subtile=(4,)),
+        dict(block_m=(128,), block_n=(192, 256), num_warps=(4, 8), epilogue_subtile=(2,), group_m=(4, 8, 16)),
+        dict(block_m=(128,), block_n=(320,), num_warps=(8,), epilogue_subtile=(4,), group_m=(4, 16)),
+        dict(
+            block_m=(256,), block_n=(64, 96, 128, 192), num_warps=(8,), epilogue_subtile=(2,), group_m=(4, 16)
+        ),
+        dict(block_m=(256,), block_n=(80, 160), num_warps=(8,), epilogue_subtile=(4,), group_m=(4, 16)),
+        dict(block_m=(16,), block_n=(64,), block_k=(256,), splits=splits),
+        dict(block_m=(32, 64), block_n=(64,), block_k=(128,), splits=splits),
+        dict(block_m=(64,), block_n=(128,), block_k=(64, 128), splits=splits),
+        dict(block_m=(64,), block_n=(256,), splits=splits),
+        dict(block_m=(128,), block_n=(128, 256), num_warps=(8,), splits=splits),
+    )
+
+
+def _with_most_stages(fields: dict) -> GemmConfig | None:
     """Return the configuration with as many stages as fit into Hopper's shared memory, or None if two do not fit."""
+    kernel = "split" if "splits" in fields else "persistent"
     for stages in range(MOST_STAGES, 1, -1):
-        config = GemmConfig(*tile, num_warps, stages, kernel=kernel, pdl=True, **options)
+        config = GemmConfig(
+            **{"block_k": 64, "num_warps": 4} | fields, num_stages=stages, kernel=kernel, pdl=True
+        )
         if not rejection(config, "sm_90a", "bf16"):
             return config
     return None
@@ -56,61 +97,10 @@ def _with_most_stages(*tile, num_warps: int, kernel: str = "persistent", **optio
 @functools.cache
 def tuned_configs() -> tuple[GemmConfig, ...]:
     """Return the configurations that the tuner tries beside the families of `choice`, for any shape."""
-    found: list[GemmConfig | None] = list(configs("course").values())
-    for block_m, block_n, block_k in itertools.product((16, 32), (32, 64, 128), (128, 256)):
-        found.append(_with_most_stages(block_m, block_n, block_k, num_warps=4))
-    for block_n, block_k, programs in itertools.product((16, 32, 64, 128), (64, 128), (1, 2)):
-        found.append(_with_most_stages(64, block_n, block_k, num_warps=4, programs_per_sm=programs))
-    for block_n, programs, group_m in itertools.product((32, 64, 128), (1, 2), (4, 16)):
+    found = list(configs("course").values())
+    for family in list_families():
         found += [
-            _with_most_stages(
-                128,
-                block_n,
-                64,
-                num_warps=warps,
-                programs_per_sm=programs,
-                group_m=group_m,
-                epilogue_subtile=4 if block_n == 128 and programs == 2 else 1 + (block_n == 128),
-            )
-            for warps in (4, 8)
-        ]
-    for block_n, group_m in itertools.product((192, 256), (4, 8, 16)):
-        found += [
-            _with_most_stages(128, block_n, 64, num_warps=warps, epilogue_subtile=2, group_m=group_m)
-            for warps in (4, 8)
-        ]
-    for block_n, group_m in itertools.product((64, 128), (4, 16)):
-        found.append(_with_most_stages(256, block_n, 64, num_warps=8, epilogue_subtile=2, group_m=group_m))
-    found.append(_with_most_stages(64, 256, 64, num_warps=4, epilogue_subtile=2))
-    for (block_n, parts), block_m in itertools.product(((80, 4), (96, 2), (160, 4)), (64, 128)):
-        found += [
-            _with_most_stages(block_m, block_n, block_k, num_warps=warps, epilogue_subtile=parts)
-            for block_k, warps in (((64, 4), (64, 8)) if block_m == 128 else ((64, 4), (128, 4)))
-        ]
-    for block_n, parts in ((80, 4), (96, 2), (160, 4), (192, 2)):
-        found += [
-            _with_most_stages(256, block_n, 64, num_warps=8, epilogue_subtile=parts, group_m=group_m)
-            for group_m in (4, 16)
-        ]
-    found += [
-        _with_most_stages(128, 320, 64, num_warps=8, epilogue_subtile=4, group_m=group_m)
-        for group_m in (4, 16)
-    ]
-    found += [
-        _with_most_stages(64, block_n, block_k, num_warps=4, epilogue_subtile=parts)
-        for (block_n, parts), block_k in itertools.product(((192, 2), (320, 4)), (64, 128))
-    ]
-    for splits in (2, 3, 4, 5, 6, 8):
-        split = functools.partial(_with_most_stages, kernel="split", splits=splits)
-        found += [
-            split(16, 64, 256, num_warps=4),
-            split(32, 64, 128, num_warps=4),
-            split(64, 64, 128, num_warps=4),
-            split(64, 128, 64, num_warps=4),
-            split(64, 128, 128, num_warps=4),
-            split(64, 256, 64, num_warps=4),
-            split(128, 128, 64, num_warps=8),
-            split(128, 256, 64, num_warps=8),
+            _with_most_stages(dict(zip(family, values))) for values in itertools.product(*family.values())
         ]
     return tuple(dict.fromkeys(filter(None, found)))
 

@@ -1,4 +1,4 @@
-"""The accuracy that block-scaled formats cost: errors of matrices and of a product, computed on the CPU.
+"""The accuracy that block-scaled formats cost: errors of matrices and of a product, on a GPU if there is one.
 
 A matrix with one scale stands beside the matrices with one scale per block, so that the gain from blocks shows.
 """
@@ -6,11 +6,13 @@ A matrix with one scale stands beside the matrices with one scale per block, so 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 import torch
 
 from ch14.mx_formats import number_formats
 from ch14.mx_formats.number_formats import E2M1, E4M3, FORMATS, BlockFormat
+from tilelab.runtime import device
 
 LARGE_CHANNELS = 4  # this many columns of the realistic data are much larger than the others
 WHOLE = (1 << 20, 1 << 20)  # a block that is larger than any matrix here
@@ -50,7 +52,7 @@ DATA = {"gaussian": _gaussian, "outliers": _outliers, "weights": _weights, "acti
 
 
 def make_data(name: str, rows: int = 256, columns: int = 1024, seed: int = 0) -> torch.Tensor:
-    """Return a bfloat16 matrix of one of the kinds in DATA."""
+    """Return a bfloat16 matrix of one of the kinds in DATA, the same with and without a GPU."""
     if name not in DATA:
         raise ValueError(f"unknown data {name!r:.40}; choose one of {', '.join(DATA)}.")
     return DATA[name](rows, columns, torch.Generator().manual_seed(seed)).bfloat16()
@@ -67,19 +69,29 @@ def list_methods() -> dict[str, tuple[BlockFormat, str]]:
     return whole | blocks | ceil
 
 
+def _move(x: torch.Tensor) -> torch.Tensor:
+    """Return x on the GPU, if there is one: it rounds as the CPU does, and is much faster."""
+    return x.cuda() if device.current().capability else x
+
+
 def round_trip(x: torch.Tensor, format: BlockFormat, rule: str = "floor") -> torch.Tensor:
     """Return x as it comes back from the format, float64."""
     if format.block == WHOLE:
         format = dataclasses.replace(format, block=tuple(x.shape))
-    return number_formats.dequantise(number_formats.quantise(x, format, rule)).double()
+    return number_formats.dequantise(number_formats.quantise(_move(x), format, rule)).double().to(x.device)
 
 
-def matrix_errors(rows: int = 256, columns: int = 1024) -> list[dict]:
-    """Return one row per method: bits per element, and for each kind of data the RMS error over the RMS ("gaussian")
-    and the largest error over the RMS ("worst gaussian")."""
+def matrix_errors(rows: int = 256, columns: int = 1024, methods: Collection[str] = ()) -> list[dict]:
+    """Return one row for each of `methods` (default: all of `list_methods`).
+
+    A row has the bits per element, and for each kind of data the RMS error over the RMS ("gaussian") and the largest
+    error over the RMS ("worst gaussian").
+    """
     table = []
     data = {name: make_data(name, rows, columns) for name in DATA}
     for method, (format, rule) in list_methods().items():
+        if methods and method not in methods:
+            continue
         row = {"format": method, "bits": format.element.bits if format.block == WHOLE else format.bits}
         for name, x in data.items():
             error, rms = round_trip(x, format, rule) - x.double(), x.double().square().mean().sqrt()
@@ -91,11 +103,16 @@ def matrix_errors(rows: int = 256, columns: int = 1024) -> list[dict]:
     return table
 
 
-def product_errors(rows: int = 128, columns: int = 256, inner: int = 1024) -> list[dict]:
-    """Return one row per method: the RMS error over the RMS of x @ weight.T with both operands rounded, in float64."""
+def product_errors(
+    rows: int = 128, columns: int = 256, inner: int = 1024, methods: Collection[str] = ()
+) -> list[dict]:
+    """Return one row for each of `methods` (default: all).
+
+    A row has the RMS error over the RMS of x @ weight.T with both operands rounded, in float64.
+    """
     weight, table = make_data("weights", columns, inner, seed=1), []
     for method, (format, rule) in list_methods().items():
-        if format.name == "fp8_128x128":
+        if format.name == "fp8_128x128" or methods and method not in methods:
             continue
         weight_format = FORMATS["fp8_128x128"] if format.name == "fp8_1x128" else format
         row = {"format": method}
@@ -111,7 +128,7 @@ def product_errors(rows: int = 128, columns: int = 256, inner: int = 1024) -> li
 def measure_saturation(format: BlockFormat, data: str = "gaussian") -> dict:
     """Return the share of blocks whose largest element loses more under rule floor than rounding would take (`cut`),
     and the largest relative error that saturation makes (`by`)."""
-    x = make_data(data)
+    x = _move(make_data(data))
     quantised = number_formats.quantise(x, format)
     block_amax = x.float().unflatten(1, (-1, format.block[1])).abs().amax(-1)
     scaled_amax = block_amax / number_formats.scale_values(quantised)

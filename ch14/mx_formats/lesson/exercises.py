@@ -18,7 +18,7 @@ from ch14.mx_formats import number_formats, packing
 from ch14.mx_formats.lesson import experiments
 from ch14.mx_formats.number_formats import E2M1, E4M3
 from tilelab.cells import lesson
-from tilelab.measure.check import check_exercise
+from tilelab.measure.check import make_checker
 from tilelab.runtime import device
 
 # Rows and columns: rows across tiles of scales, blocks that fill no whole program or tile, and a single block.
@@ -93,24 +93,14 @@ def make_inputs(
     return [x, packed.values, packed.scales, *scale]
 
 
-@functools.cache
-def _copy_buffers(nbytes: int) -> list[torch.Tensor]:
-    return [torch.randint(0, 256, (nbytes // 2,), device="cuda", dtype=torch.uint8) for _ in range(2)]
-
-
 def make_ladder(name: str) -> lesson.Ladder:
     """Return the ladder of a format, "mxfp8", "mxfp4" or "nvfp4", beside torch's copy of as many bytes."""
     format, _ = LADDERS[name]
     nbytes = experiments.bytes_moved(format)
-
-    def prepare_copy(*_):
-        old, new = _copy_buffers(nbytes)
-        return lambda: new.copy_(old)
-
     return lesson.Ladder(
         f"ch14_mx_formats_{name}_versions",
         "torch copy",
-        prepare_copy,
+        lambda *_: lesson.prepare_copy(nbytes),
         functools.partial(make_inputs, format),
         functools.partial(check_quantiser, format),
         nbytes=nbytes,
@@ -150,26 +140,15 @@ def _launch(kernel, blocks: int, memory: lesson.LaunchMemory, *numbers: int) -> 
     )
 
 
-def check_mxfp4(kernel, rule: str = "floor") -> None:
-    """Raise AssertionError unless `kernel(x, packed, scales, blocks, BLOCKS)` quantises to MXFP4 by this rule."""
-
-    def prepare(x, values, scales):
-        blocks = scales.numel()
-        return lambda: kernel[(-(-blocks // 16),)](x, values, scales, blocks, BLOCKS=16)
-
-    if fault := check_quantiser("mxfp4", prepare, rule):
-        raise AssertionError(fault)
-
-
-def check_whole_quantiser(kernel) -> None:
-    """Raise AssertionError unless `kernel(x, codes, scales, blocks, BLOCKS)` quantises to MXFP8 by rule floor."""
+def check_blocks(kernel, format: str = "mxfp4", rule: str = "floor") -> None:
+    """Raise AssertionError unless `kernel(x, codes, scales, blocks, BLOCKS)` quantises to a format by this rule."""
     lesson.require_written(kernel)
 
     def prepare(x, codes, scales):
         blocks = scales.numel()
         return lambda: kernel[(-(-blocks // 16),)](x, codes, scales, blocks, BLOCKS=16)
 
-    if fault := check_quantiser("mxfp8_e4m3", prepare):
+    if fault := check_quantiser(format, prepare, rule):
         raise AssertionError(fault)
 
 
@@ -225,18 +204,14 @@ def check_way_back(kernel) -> None:
 
 
 CHECKS = {
-    "Exercise 1": functools.partial(check_mxfp4, rule="ceil"),
-    "Exercise 2": check_mxfp4,
+    "Exercise 1": functools.partial(check_blocks, rule="ceil"),
+    "Exercise 2": check_blocks,
     "Exercise 3": check_tiles,
     "Exercise 4": check_six_bits,
     "Exercise 5": check_way_back,
-    "Exercise 6": check_whole_quantiser,
+    "Exercise 6": functools.partial(check_blocks, format="mxfp8_e4m3"),
 }
-
-
-def check(exercise: str, kernel) -> None:
-    """Print whether a reader's kernel solves an exercise."""
-    check_exercise(exercise, lambda: CHECKS[exercise](kernel))
+check = make_checker(CHECKS)
 
 
 # ---- checks of the functions in between

@@ -169,23 +169,12 @@ def run_faults():
     with tempfile.TemporaryDirectory() as folder:
         engine = Sweep(faults.configs(), faults.FaultSpace(folder=folder), limit_s=5)
         rows = [
-            {
-                "kernel": row["kernel"],
-                "status": row["status"],
-                "reason": row["reason"].replace(folder, ""),
-                "ms": row.get("ms"),
-            }
+            {key: row.get(key) for key in ("kernel", "status", "ms")}
+            | {"reason": row["reason"].replace(folder, "")}
             for row in engine.finish()
         ]
-    return rows + [
-        {
-            "kernel": "(the sweep)",
-            "status": "ok",
-            "reason": "",
-            "restarts": engine.restarts,
-            "seconds": engine.elapsed_s,
-        }
-    ]
+    whole = {"kernel": "(the sweep)", "status": "ok", "reason": ""}
+    return [*rows, whole | {"restarts": engine.restarts, "seconds": engine.elapsed_s}]
 
 
 def autotune_one_fault(fault: str) -> dict:
@@ -250,13 +239,8 @@ def _cancel_sweep(configs, space, during: str, after: int) -> dict:
         engine.finish()
         answered_ms = (time.monotonic() - begun) * 1e3
         came = {key for key, row in engine.rows.items() if "recorded" in row}
-        return {
-            "during": during,
-            "answered_ms": answered_ms,
-            "rows": len(came),
-            "status": "ok",
-            "lost": len(came - set(journal.rows())),
-        }
+        counts = {"rows": len(came), "lost": len(came - set(journal.rows()))}
+        return {"during": during, "answered_ms": answered_ms, "status": "ok", **counts}
 
 
 def _resident_mib() -> float:
@@ -271,15 +255,8 @@ def measure_memory():
     for side in (1024, 1280, 1536, 1792, 2048, 2304):
         some = grid()[: 500 - len(rows)]
         rows += [row["status"] for row in Sweep(some, GemmSpace((side, side, side))).finish()]
-    return [
-        {
-            "configurations": len(rows),
-            "measured": rows.count("ok"),
-            "before_mib": before,
-            "after_mib": _resident_mib(),
-            "status": "ok",
-        }
-    ]
+    memory = {"before_mib": before, "after_mib": _resident_mib()}
+    return [{"configurations": len(rows), "measured": rows.count("ok"), **memory, "status": "ok"}]
 
 
 @_experiment(
@@ -307,6 +284,7 @@ def measure_gpus():
         tune.choose_candidates,
         quick,
         gemm_sweep.tuned_configs.__wrapped__,
+        gemm_sweep.list_families,
         gemm_sweep.suits,
         measure_regret.__wrapped__,
     ),

@@ -86,8 +86,8 @@ def correct_model(rows: Times) -> Choose:
     table = choice.Table(GPU, families, list(rows), errors)
 
     def choose(shape: Shape, candidates: Mapping[str, WgmmaConfig], rows: Times) -> str:
-        corrected = table.correct(predict(shape, candidates), table.nearest(*shape))
-        return min(corrected, key=corrected.__getitem__)
+        times = gemm_choice.correct(table, *shape)
+        return min(candidates, key=times.__getitem__)
 
     return choose
 

@@ -1,9 +1,12 @@
 import dataclasses
 import itertools
+import re
 
 import pytest
+from cases import cases
+from sentences import refused
 
-from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, load_config, parse, rejection
+from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, parse, rejection
 
 GOOD = {
     "kernel": "specialised",
@@ -15,42 +18,33 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, said",
-    [
-        ({"kernel": "magic"}, "unknown kernel 'magic'; choose one_group, specialised, split."),
-        ({"block_n": 512}, "block_n must be from 1 to 256; it is 512."),
-        ({"consumers": 4}, "consumers must be from 1 to 3; it is 4."),
-        ({"consumers": 3}, "block_m must be a multiple of 64 for each of 3 consumers"),
-        ({"group_m": 4097}, "group_m must be from 1 to 4,096"),
-        ({"block_m": 64}, "block_m must be a multiple of 64 for each of 2 consumers"),
-        ({"block_n": 72}, "block_n must be a multiple of 16 in each of 4 subtiles; it is 72."),
-        ({"swap": True, "block_n": 72}, "block_n must be a multiple of 8 in each of 4 subtiles; it is 72."),
-        ({"cluster_n": 3}, "cluster_n must be from 1 to 2; it is 3."),
-        ({"num_stages": 1}, "the kernel specialised needs 2 stages"),
-        ({"cluster": 3}, "cluster must be 1, 2 or 4 for the kernel specialised; it is 3."),
-        ({"kernel": "one_group"}, "for the kernel one_group; they are 2, 1, False and False."),
-        ({"kernel": "one_group", "consumers": 1, "pdl": True}, "they are 1, 1, False and True."),
-        (
-            {"kernel": "split", "epilogue_subtile": 1},
-            "cluster must be at least 2 for the kernel split; it is 1.",
-        ),
-        ({"kernel": "split", "cluster": 2}, "cluster_n 1 for the kernel split; they are False, 4 and 1."),
-    ],
+    ({"kernel": "magic"}, "unknown kernel 'magic'; choose one_group, specialised, split."),
+    ({"block_n": 512}, "block_n must be from 1 to 256; it is 512."),
+    ({"consumers": 4}, "consumers must be from 1 to 3; it is 4."),
+    ({"consumers": 3}, "block_m must be a multiple of 64 for each of 3 consumers"),
+    ({"group_m": 4097}, "group_m must be from 1 to 4,096"),
+    ({"block_m": 64}, "block_m must be a multiple of 64 for each of 2 consumers"),
+    ({"block_n": 72}, "block_n must be a multiple of 16 in each of 4 subtiles; it is 72."),
+    ({"swap": True, "block_n": 72}, "block_n must be a multiple of 8 in each of 4 subtiles; it is 72."),
+    ({"cluster_n": 3}, "cluster_n must be from 1 to 2; it is 3."),
+    ({"num_stages": 1}, "the kernel specialised needs 2 stages"),
+    ({"cluster": 3}, "cluster must be 1, 2 or 4 for the kernel specialised; it is 3."),
+    ({"kernel": "one_group"}, "for the kernel one_group; they are 2, 1, False and False."),
+    ({"kernel": "one_group", "consumers": 1, "pdl": True}, "they are 1, 1, False and True."),
+    ({"kernel": "split", "epilogue_subtile": 1}, "cluster must be at least 2 for the kernel split; it"),
+    ({"kernel": "split", "cluster": 2}, "cluster_n 1 for the kernel split; they are False, 4 and 1."),
 )
 def test_bad_configuration_is_one_sentence(change, said):
-    with pytest.raises(ValueError) as caught:
+    with refused(re.escape(said)):
         WgmmaConfig(**{**GOOD, **change})
-    assert said in str(caught.value) and str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
 def test_a_configuration_is_found_by_its_name():
     config = WgmmaConfig("split", 64, 64, 6, cluster=2, boxes_per_stage=2, group_m=8, swap=True, pdl=True)
     name = "64×64×128 · 6 stages · split · 1 consumer · cluster of 2 · groups of 8 · swapped · early"
     assert config.name == str(config) == name and parse(name) == config
-    old = "split 64 × 64, 6 stages, 1 consumer, 128 deep, cluster 2, group 8, swapped, early"
-    assert parse(old) == config
-    assert parse("one_group 128 × 128, 1 stage") == STEPS["tile"] == parse(STEPS["tile"].name)
     for config in STEPS.values():
         assert parse(config.name) == config
     for text in ("fast", "128×128×64 · 4 stages · quick", "4 stages"):
@@ -58,18 +52,11 @@ def test_a_configuration_is_found_by_its_name():
             parse(text)
 
 
-def test_a_saved_row_may_have_the_fields_of_an_earlier_version():
-    old = {"kernel": "specialised", "block_m": 128, "block_n": 128, "stages": 4, "group": 8}
-    new = WgmmaConfig("specialised", 128, 128, 4, group_m=8)
-    assert load_config(**old) == new == load_config(**dataclasses.asdict(new))
-
-
 def test_what_a_configuration_needs():
     wide = WgmmaConfig(**GOOD)
     assert (wide.threads, wide.accumulators, wide.box, wide.stage_bytes) == (384, 128, 64, 49152)
-    assert (
-        wide.smem_bytes == 4 * 49152 + 2 * 128 * 64 * 2 + 64
-    )  # ring, two parts of C, full and empty barriers
+    # ring, two parts of C, full and empty barriers
+    assert wide.smem_bytes == 4 * 49152 + 2 * 128 * 64 * 2 + 64
     assert dataclasses.replace(wide, block_n=224, epilogue_subtile=7).box == 32
     assert dataclasses.replace(wide, block_n=208, epilogue_subtile=1).box == 16
     deep = WgmmaConfig("specialised", 64, 64, 6, boxes_per_stage=2)
@@ -92,22 +79,11 @@ def test_tiles_and_grids():
     assert WgmmaConfig("split", 64, 128, 4, cluster=4).grid(64, 4096, 132) == 128
 
 
-@pytest.mark.parametrize(
+@cases(
     "config, said",
-    [
-        (
-            WgmmaConfig("specialised", 128, 256, 5, consumers=2),
-            "it needs 311,376 B of shared memory per block; sm_90a has",
-        ),
-        (
-            WgmmaConfig("specialised", 128, 256, 2, epilogue_subtile=4),
-            "it needs about 40 beside its 256 sums",
-        ),
-        (
-            WgmmaConfig("specialised", 192, 208, 2, consumers=3),
-            "a wgmma of 208 columns needs 130 registers; a thread",
-        ),
-    ],
+    (WgmmaConfig("specialised", 128, 256, 5, consumers=2), "it needs 311,376 B of shared memory per"),
+    (WgmmaConfig("specialised", 128, 256, 2, epilogue_subtile=4), "it needs about 40 beside its 256"),
+    (WgmmaConfig("specialised", 192, 208, 2, consumers=3), "a wgmma of 208 columns needs 130 registers"),
 )
 def test_what_cannot_run_is_refused_with_a_reason(config, said):
     assert said in rejection(config)

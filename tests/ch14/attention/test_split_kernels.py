@@ -79,9 +79,8 @@ def test_strides_and_the_same_bits_each_time():
 
 
 def test_splits_are_for_the_split_kernel():
-    with pytest.raises(
-        ValueError, match="splits must be from 1 to 256, and 1 without kernel='split'; it is 2"
-    ):
+    says = "splits must be from 1 to 256, and 1 without kernel='split'; it is 2"
+    with pytest.raises(ValueError, match=says):
         AttentionConfig(splits=2)
     with pytest.raises(ValueError, match="it is 300"):
         dataclasses.replace(SPLIT, splits=300)

@@ -76,10 +76,8 @@ def test_two_at_once_make_one_whole_environment_and_an_emptied_one_is_made_again
 @pytest.mark.fault
 @needs_pip
 def test_a_triton_that_does_not_import_leaves_nothing():
-    with pytest.raises(
-        Unsupported,
-        match="Triton 0.2.0 is installed but does not import: ModuleNotFoundError: No module named 'numpy",
-    ):
+    says = "Triton 0.2.0 is installed but does not import: ModuleNotFoundError: No module named 'numpy"
+    with pytest.raises(Unsupported, match=says):
         install("0.2.0")
     assert names() == [] and not is_available("0.2.0")
 

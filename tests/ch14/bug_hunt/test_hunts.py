@@ -5,6 +5,7 @@ import math
 
 import pytest
 import triton
+from cases import cases
 
 from ch14.bug_hunt import HUNTS, Builds, bisect, describe, environments, find, grid, symptom
 from ch14.bug_hunt.lesson import experiments
@@ -44,28 +45,24 @@ PREDICATE = "'tt.descriptor_load' op pipeliner doesn't know how to predicate thi
 UNDEFINED = "CompilationError: at 3:4:\n    x = y\n        ^\nNameError('y is not defined')"
 
 
-@pytest.mark.parametrize(
+@cases(
     "said, stage, message, exception",
-    [
-        (PASS, "TritonGPUPipeline", PREDICATE, "RuntimeError"),
-        (SILENT, "TritonGPUAssignLatencies", "without a message", "RuntimeError"),
-        (ASSERTED, "NVGPUWarpSpecialization", "Assertion `false'", "RuntimeError"),
-        (PTXAS, "ptxas", "Value 'sm_103a' is not defined for option 'gpu-name'", "PTXASError"),
-        (f"{LINE_23}Feature '.tile' not supported", "ptxas", "Feature '.tile' not supported", "PTXASError"),
-        (DIED, "process", DIED, ""),
-        (SILENCE, "process", SILENCE, ""),
-        (UNDEFINED, "frontend", "NameError('y is not defined')", "CompilationError"),
-    ],
+    (PASS, "TritonGPUPipeline", PREDICATE, "RuntimeError"),
+    (SILENT, "TritonGPUAssignLatencies", "without a message", "RuntimeError"),
+    (ASSERTED, "NVGPUWarpSpecialization", "Assertion `false'", "RuntimeError"),
+    (PTXAS, "ptxas", "Value 'sm_103a' is not defined for option 'gpu-name'", "PTXASError"),
+    (f"{LINE_23}Feature '.tile' not supported", "ptxas", "Feature '.tile' not supported", "PTXASError"),
+    (DIED, "process", DIED, ""),
+    (SILENCE, "process", SILENCE, ""),
+    (UNDEFINED, "frontend", "NameError('y is not defined')", "CompilationError"),
 )
 def test_what_a_compiler_says(said, stage, message, exception):
     assert failure(said) == {"stage": stage, "message": message, "exception": exception}
 
 
 def test_the_place_in_the_locate_failing_pass():
-    assert (
-        locate_failing_pass(PASS)
-        == "tritongpu-pipeline{dump-intermediate-steps=false num-stages=4}, pass 4 of 5"
-    )
+    found = locate_failing_pass(PASS)
+    assert found == "tritongpu-pipeline{dump-intermediate-steps=false num-stages=4}, pass 4 of 5"
     assert locate_failing_pass(SILENT) == locate_failing_pass(PTXAS) == locate_failing_pass("") == ""
     twice = PASS.replace("TritonGPUPipeline", "Canonicalizer")
     assert locate_failing_pass(twice) == "", "a pass that occurs twice has no position"
@@ -76,9 +73,6 @@ def test_a_symptom_is_a_bug_not_its_sizes():
     assert symptom(row) == symptom(row | {"message": "64 elements"})
     assert symptom(row) != symptom(row | {"stage": "B"}) and symptom(row) != symptom(row | {"message": "x"})
     assert symptom({"outcome": "builds"})[0] == "builds"
-
-
-# ---- the search, on made-up builds
 
 
 def made_up(fails, hunt=LOOP):
@@ -156,20 +150,15 @@ def test_everything_fails():
     assert found.config == grid(LOOP)[0] and found.sentence.endswith("A fails (), whatever the axes.")
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, sentence",
-    [
-        ({"LOOP": "round"}, "LOOP must be one of plain, guarded, .*; it is 'round'"),
-        ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3"),
-        ({"TILE": 3}, "a configuration of loop must have LOOP, .*; it has .*TILE"),
-    ],
+    ({"LOOP": "round"}, "LOOP must be one of plain, guarded, .*; it is 'round'"),
+    ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3"),
+    ({"TILE": 3}, "a configuration of loop must have LOOP, .*; it has .*TILE"),
 )
 def test_no_configuration(change, sentence):
     with pytest.raises(ValueError, match=sentence):
         find(made_up(lambda config: ""), LOOP.start | change)
-
-
-# ---- real builds
 
 
 def test_a_record_answers_as_its_builds_did_and_says_what_it_lacks():
@@ -178,9 +167,8 @@ def test_a_record_answers_as_its_builds_did_and_says_what_it_lacks():
     assert describe(found.config) == "LOOP=carry b, LOADS=pointers, BLOCK_K=32, num_stages=2, num_warps=4"
     assert found.row["stage"] == "TritonGPUAssignLatencies" and not found.builds.live
     assert found.builds.compiler_output(found.config) == ""
-    with pytest.raises(
-        Unsupported, match="no build of LOOP=plain.* with Triton 3.5.1 for sm_90a is recorded"
-    ):
+    says = "no build of LOOP=plain.* with Triton 3.5.1 for sm_90a is recorded"
+    with pytest.raises(Unsupported, match=says):
         find(Builds(LOOP, "3.5.1", "sm_90a", rows))
 
 
@@ -194,9 +182,8 @@ def test_a_triton_in_a_folder_must_be_the_one_that_was_asked_for(tmp_path):
     job = LOOP.job(LOOP.start | {"num_warps": 4, "BLOCK_K": 32}, "sm_100a")
     assert build.build_one(job, triton=(triton.__version__, tmp_path / "good")).counts["tcgen05_mma"]
     for version, folder, found in (("3.5.1", "empty", triton.__version__), ("3.5.1", "bad", ".*half of it")):
-        with pytest.raises(
-            Unsupported, match=f"{folder} must hold Triton {version}, but Python imports {found}"
-        ):
+        says = f"{folder} must hold Triton {version}, but Python imports {found}"
+        with pytest.raises(Unsupported, match=says):
             build.build_one(job, triton=(version, tmp_path / folder))
 
 

@@ -9,6 +9,7 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import cases
 
 from ch14.compiled.lesson import executed_instructions, experiments, reading, workloads
 from ch14.compiled.lesson import worker as compiled_worker
@@ -30,9 +31,6 @@ def make(family, dtype=torch.float32):
     return workloads.make_workload(family, SHAPES[family], where="cpu", dtype=dtype)
 
 
-# ---- workloads
-
-
 def test_specs_are_what_another_formula_says():
     a, b = (work := make("matmul")).inputs()
     assert torch.allclose(work.spec(a, b), torch.einsum("mk,kn->mn", a.double(), b.double()))
@@ -48,14 +46,12 @@ def test_specs_are_what_another_formula_says():
         assert torch.allclose(work.spec(q, k, v), known)
 
 
-@pytest.mark.parametrize(
+@cases(
     "family, modes",
-    [
-        ("matmul", ["eager"]),
-        ("mlp", ["eager"]),
-        ("attention", ["eager", "unfused", "flash", "math"]),
-        ("causal attention", ["eager", "unfused", "flash", "math"]),
-    ],
+    ("matmul", ["eager"]),
+    ("mlp", ["eager"]),
+    ("attention", ["eager", "unfused", "flash", "math"]),
+    ("causal attention", ["eager", "unfused", "flash", "math"]),
 )
 def test_modes_mean_the_spec(family, modes):
     work = make(family)
@@ -76,10 +72,8 @@ def test_course_attention_is_a_mode():
 
 def test_flops_count_a_product_a_causal_half_and_three_products():
     assert make("matmul").flops == 2 * 33 * 40 * 24 and make("mlp").flops == 6 * 7 * 16 * 24
-    assert (
-        make("attention").flops == 4 * 2 * 4 * 37**2 * 64
-        and make("causal attention").flops == 2 * 4 * 50**2 * 128
-    )
+    assert make("attention").flops == 4 * 2 * 4 * 37**2 * 64
+    assert make("causal attention").flops == 2 * 4 * 50**2 * 128
 
 
 def test_inputs_are_fresh():
@@ -115,18 +109,14 @@ def test_bad_mode_names_those_there_are():
         workloads.prepare(make("attention"), "fast")
 
 
-# ---- what torch is asked, and what it would answer elsewhere
-
-
 @pytest.mark.compile
 def test_no_mode_of_torch_sets_the_descriptor_flag_and_torch_knows_every_option():
     from torch._inductor import config, list_mode_options
 
     assert config.triton.enable_persistent_tma_matmul is False
     assert not any(TMA_FLAG in options for options in list_mode_options().values())
-    assert workloads.compile_arguments("persistent-tma") == {
-        "options": {**list_mode_options(TUNED), TMA_FLAG: True}
-    }
+    found = workloads.compile_arguments("persistent-tma")
+    assert found == {"options": {**list_mode_options(TUNED), TMA_FLAG: True}}
     assert workloads.compile_arguments("default") == {}
     assert workloads.compile_arguments("max-autotune") == {"mode": "max-autotune"}
     for mode in workloads.COMPILED:  # RuntimeError for an option that torch does not have
@@ -158,8 +148,6 @@ def test_pointwise_bytes():
     assert list(sizes.values()) == [5 * g, 3 * g, g]
 
 
-# ---- reading
-
 PROGRAM = '''
 async_compile.triton('triton_tem_fused_mm_0', """
     a_desc = triton.language.make_tensor_descriptor(base=A, shape=[M, K])
@@ -179,32 +167,26 @@ class Runner:
 
 
 def test_calls_and_descriptors_of_a_generated_program():
-    assert reading.list_calls(PROGRAM) == [
-        "triton_tem_fused_mm_0",
-        "library mm",
-        "library flash attention",
-        "cpp_fused_mul_silu_1",
-    ]
+    found = reading.list_calls(PROGRAM)
+    assert found == ["triton_tem_fused_mm_0", "library mm", "library flash attention", "cpp_fused_mul_silu_1"]
     assert len(reading.DESCRIPTOR.findall(PROGRAM)) == 2 and reading.list_calls("") == []
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, wanted",
-    [
-        ("void at::cuda::(anonymous namespace)::spin_kernel(long)", reading.MARK),
-        ("cuda::<unnamed>::spin_kernel(long)", reading.MARK),
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT"),
-        (
-            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128>, false>(pytorch_flash::Params)",
-            "flash_fwd_kernel",
-        ),
-        (
-            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::X<2> >(int)",
-            "multi_tensor_apply_kernel",
-        ),
-        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"),
-        ("triton_tem_fused_mm_0", "triton_tem_fused_mm_0"),
-    ],
+    ("void at::cuda::(anonymous namespace)::spin_kernel(long)", reading.MARK),
+    ("cuda::<unnamed>::spin_kernel(long)", reading.MARK),
+    ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT"),
+    (
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128>, false>(pytorch_flash::Params)",
+        "flash_fwd_kernel",
+    ),
+    (
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::X<2> >(int)",
+        "multi_tensor_apply_kernel",
+    ),
+    ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"),
+    ("triton_tem_fused_mm_0", "triton_tem_fused_mm_0"),
 )
 def test_short_names(name, wanted):
     assert reading.shorten_name(name) == wanted
@@ -217,22 +199,16 @@ def test_inductors_feedback_becomes_rows_in_order_of_speed():
 
     choice = collections.namedtuple("choice", "name description")
     nodes = [types.SimpleNamespace(get_size=lambda size=size: size) for size in ([64, 32], [32, 16])]
-    mm, slow, dead = (
-        choice("mm", ""),
-        choice("triton_mm_3", "BLOCK_M=64"),
-        choice("triton_mm_persistent_tma_5", "BLOCK_M=256"),
-    )
+    mm = choice("mm", "")
+    slow = choice("triton_mm_3", "BLOCK_M=64")
+    dead = choice("triton_mm_persistent_tma_5", "BLOCK_M=256")
     with reading.record_decisions() as decided:
         (saver,) = select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
         saver({dead: float("inf"), slow: 0.2, mm: 0.1}, "mm", nodes, [mm, slow, dead], None, {})
-    assert [(row["choice"], row["ms"]) for row in decided] == [
-        ("mm", 0.1),
-        ("triton_mm_3", 0.2),
-        (dead.name, None),
-    ]
-    assert decided[0]["operands"] == [[64, 32], [32, 16]] and reading.find_winners(decided) == [
-        "library (mm)"
-    ]
+    found = [(row["choice"], row["ms"]) for row in decided]
+    assert found == [("mm", 0.1), ("triton_mm_3", 0.2), (dead.name, None)]
+    assert decided[0]["operands"] == [[64, 32], [32, 16]]
+    assert reading.find_winners(decided) == ["library (mm)"]
     assert not select_algorithm.get_algorithm_selector_cache().feedback_saver_fns
 
 
@@ -320,13 +296,8 @@ def test_no_kernel_claims_tma_without_a_count():
 def test_tables_of_kernels():
     failed = {"workload": "matmul", "shape": [1, 1, 1], "name": "tma-only", "status": "failed"}
     made = experiments.make_table([ROW, failed], [])
-    assert [(row["winner"], row["main"], row["proof"]) for row in made] == [
-        ("nothing to choose", "nvjet", "none"),
-        ("", "", "none"),
-    ]
-
-
-# ---- torch.compile itself, end to end in a process of its own
+    found = [(row["winner"], row["main"], row["proof"]) for row in made]
+    assert found == [("nothing to choose", "nvjet", "none"), ("", "", "none")]
 
 
 @pytest.fixture(scope="module")
@@ -365,13 +336,8 @@ def test_a_mode_whose_candidates_were_timed_has_no_compile_time():
         (TUNED, "persistent-tma", False),
         ("default", "default", True),
     ]
-    assert [request["folder"].rsplit("/", 1)[1] for request in asked] == [
-        "eager",
-        "persistent-tma",
-        "persistent-tma",
-        "persistent-tma",
-        "default",
-    ]
+    found = [request["folder"].rsplit("/", 1)[1] for request in asked]
+    assert found == ["eager", "persistent-tma", "persistent-tma", "persistent-tma", "default"]
     alone = compiled_worker.measure_modes(answers, "mlp", (1, 8, 8), ("max-autotune", TUNED), timed=False)
     assert [row["caches"] for row in alone] == ["max-autotune", "max-autotune"]
 
@@ -380,11 +346,9 @@ def test_a_mode_whose_candidates_were_timed_has_no_compile_time():
 def test_modules_of_graphs_and_of_fusions_that_were_only_timed(monkeypatch):
     from torch._inductor.codecache import PyCodeCache
 
-    graph, fusion, other = (
-        types.SimpleNamespace(call=1),
-        types.SimpleNamespace(call=1, benchmark_all_configs=1),
-        types.SimpleNamespace(),
-    )
+    graph = types.SimpleNamespace(call=1)
+    fusion = types.SimpleNamespace(call=1, benchmark_all_configs=1)
+    other = types.SimpleNamespace()
     monkeypatch.setattr(PyCodeCache, "modules", [fusion, other, graph])
     assert reading.find_modules() == ([graph], [fusion])
 
@@ -394,9 +358,8 @@ def test_compiles_and_reads_an_mlp(compile_here):
     eager, default, wrong = compile_here("mlp", (37, 40, 72), ("eager", "default", "flash")).values()
     assert eager["status"] == default["status"] == "ok" and 0 < default["error"] <= default["tolerance"]
     kernel = "triton_poi_fused_mul_silu_0" if device.current().capability else "cpp_fused_mul_silu_0"
-    assert (
-        default["calls"] == ["library mm", "library mm", kernel, "library mm"] and default["descriptors"] == 0
-    )
+    assert default["calls"] == ["library mm", "library mm", kernel, "library mm"]
+    assert default["descriptors"] == 0
     assert default["compile_s"] > 0 and "compile_s" not in eager and default["winner"] == []
     assert default["fusions_timed"] == 0 and default["caches"] == "default"
     assert wrong["status"] == "failed" and "unknown mode" in wrong["reason"]
@@ -408,9 +371,6 @@ def test_unfused_attention_is_recognised(compile_here):
     unfused, default = compile_here("attention", (1, 2, 2, 96, 64), ("unfused", "unfused-default")).values()
     assert unfused["status"] == default["status"] == "ok"
     assert any("attention" in call for call in default["calls"])
-
-
-# ---- the command line
 
 
 @pytest.mark.gpu
@@ -440,9 +400,8 @@ def test_the_descriptor_template_is_offered_and_holds_tma(compile_here):
 def test_rows_off_the_16_byte_grid_get_no_descriptor_template(compile_here):
     row = compile_here("matmul", (512, 1001, 520), ("persistent-tma",))["persistent-tma"]
     assert row["status"] == "ok", row["reason"]
-    assert "Triton, persistent TMA" not in {
-        reading.describe_choice(each["choice"]) for each in row["decided"]
-    }
+    found = "Triton, persistent TMA"
+    assert found not in {reading.describe_choice(each["choice"]) for each in row["decided"]}
 
 
 @pytest.mark.gpu

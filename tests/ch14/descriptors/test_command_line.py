@@ -25,9 +25,6 @@ def test_best_is_checked_and_timed(op, capsys):
     assert status == 0 and row["status"] == "ok" and row["gbps"] > 0 and row["peer"] == experiments.PEER[op]
 
 
-# ---- the sweep
-
-
 @pytest.mark.parametrize("op", OPS)
 def test_what_is_swept_can_be_told_apart_and_launched(op):
     chosen, space = sweep.grid(op), sweep.DescriptorSpace((4096, 4096), op, "sm_90a")

@@ -61,9 +61,8 @@ def test_resource_model_agrees_with_the_compiler(reports):
             assert (report.status == "ok") == (reason == ""), what
         if report.smem is not None:
             assert 0 <= report.smem - config.smem_bytes(dtype, target) <= SMEM_SLACK, what
-            assert {unit for name, unit in UNITS.items() if report.counts[name]} == {
-                config.tensor_core(target)
-            }, what
+            found = {unit for name, unit in UNITS.items() if report.counts[name]}
+            assert found == {config.tensor_core(target)}, what
 
 
 def test_the_largest_tiles_of_two_accumulators_do_not_spill():

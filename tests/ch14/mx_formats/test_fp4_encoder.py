@@ -79,9 +79,8 @@ def test_products_of_every_size_are_rounded_as_the_format_says():
     amax = np.abs(values).max(1)
     multipliers = (6 / np.maximum(amax, 1e-37) * rng.uniform(0.8, 1.5, len(amax))).astype(np.float32)
     multipliers[::3] = np.exp2(rng.integers(-126, 127, len(multipliers[::3]))).astype(np.float32)
-    near = (
-        rng.integers(1, 15, (40_000, 8)) / 2 * rng.choice([-1, 1], (40_000, 8))
-    )  # ties and numbers of the format
+    # ties and numbers of the format
+    near = rng.integers(1, 15, (40_000, 8)) / 2 * rng.choice([-1, 1], (40_000, 8))
     near = (near.astype(np.float32) * rng.choice([0.5, 1, 1.0078125], near.shape)).astype(np.float32)
     near = (near.view(np.uint32) & 0xFFFF0000).view(np.float32)
     for each, by in (

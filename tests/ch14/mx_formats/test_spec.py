@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy
 import pytest
 import torch
+from cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,9 +105,8 @@ def test_the_scale_of_ocp_and_its_flaw(form):
     floor, ceil = (
         number_formats.e8m0_scale(amax, form.element, rule).tolist() for rule in number_formats.RULES
     )
-    assert floor[:8] == [127, 127, 127, 128, 0, 255, 255, 0], (
-        "above its largest number an element is still cut"
-    )
+    found = floor[:8]
+    assert found == [127, 127, 127, 128, 0, 255, 255, 0], "above its largest number an element is still cut"
     assert ceil[:8] == [127, 127, 128, 128, 0, 255, 255, 0]
     assert (floor[8], ceil[8]) == (254 - form.element.emax, 255 - form.element.emax), "the largest float32"
     random = torch.rand(5000) * 10 + 1e-3
@@ -114,9 +114,8 @@ def test_the_scale_of_ocp_and_its_flaw(form):
         scaled = random / number_formats.decode_e8m0(number_formats.e8m0_scale(random, form.element, rule))
         assert bool((scaled >= 2.0**form.element.emax * (0.5 if rule == "ceil" else 1)).all())
         assert bool((scaled <= top).all()) == (rule == "ceil")
-    quotient = torch.exp2(
-        (random / torch.full_like(random, top)).log2().ceil()
-    )  # cuBLAS divides, then rounds up
+    # cuBLAS divides, then rounds up
+    quotient = torch.exp2((random / torch.full_like(random, top)).log2().ceil())
     assert torch.equal(
         number_formats.decode_e8m0(number_formats.e8m0_scale(random, form.element, "ceil")), quotient
     )
@@ -157,9 +156,8 @@ def test_nvfp4_has_two_levels():
     small = x.clone()
     small[0, :16] = 1e-6 * small.abs().max()
     of = number_formats.quantise(small, form)
-    assert int(of.scales[0, 0]) == 0, (
-        "a block that is too small beside the tensor's largest element becomes zero"
-    )
+    found = int(of.scales[0, 0])
+    assert found == 0, "a block that is too small beside the tensor's largest element becomes zero"
     assert not number_formats.dequantise(of)[0, :16].any()
     assert float(number_formats.tensor_scale(torch.zeros(2, 2))) == 1
     assert float(number_formats.tensor_scale(torch.tensor([[2688.0, float("inf"), float("nan")]]))) == 1
@@ -217,9 +215,8 @@ def test_packing_has_an_inverse(bits, rows, columns, seed):
     packed = packing.pack(codes, bits)
     assert packed.shape == (rows, -(-columns * bits // 8))
     assert torch.equal(packing.unpack(packed, bits, columns), codes)
-    row = sum(
-        int(code) << bits * index for index, code in enumerate(codes[0])
-    )  # a row is one little-endian number
+    # a row is one little-endian number
+    row = sum(int(code) << bits * index for index, code in enumerate(codes[0]))
     assert int.from_bytes(bytes(packed[0].tolist()), "little") == row
 
 
@@ -243,34 +240,20 @@ def test_tiles_of_scales_have_an_inverse(rows, columns, seed):
     assert int(tiled.long().sum()) == int(scales.long().sum()), "padding is zero"
 
 
-@pytest.mark.parametrize(
+@cases(
     "call, words",
-    [
-        (
-            lambda: packing.pack(torch.tensor([[16]], dtype=torch.uint8), 4),
-            "codes of 4 bits must be at most 15; one is 16",
-        ),
-        (
-            lambda: packing.pack(torch.zeros(3, dtype=torch.uint8), 4),
-            "codes must be a uint8 matrix; it is .3,. of uint8",
-        ),
-        (lambda: packing.pack(torch.zeros(1, 1, dtype=torch.uint8), 5), "bits must be 4, 6 or 8; it is 5"),
-        (
-            lambda: packing.unpack(torch.zeros(1, 3, dtype=torch.uint8), 4, 7),
-            "must be a uint8 matrix of 4 columns",
-        ),
-        (lambda: packing.untile_scales(torch.zeros(500), 100, 3), "take 512 bytes in tiles; there are 500"),
-        (lambda: number_formats.lookup("mxfp5"), "unknown format 'mxfp5'; choose one of"),
-        (
-            lambda: number_formats.quantise(torch.zeros(1, 1), "mxfp5"),
-            "unknown format 'mxfp5'; choose one of",
-        ),
-        (lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["mxfp4"], "up"), "unknown rule 'up'"),
-        (
-            lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["nvfp4"], "ceil"),
-            "the scales of nvfp4 are e4m3",
-        ),
-    ],
+    (lambda: packing.pack(torch.tensor([[16]], dtype=torch.uint8), 4), "codes of 4 bits must be at"),
+    (lambda: packing.pack(torch.zeros(3, dtype=torch.uint8), 4), "codes must be a uint8 matrix; it is"),
+    (lambda: packing.pack(torch.zeros(1, 1, dtype=torch.uint8), 5), "bits must be 4, 6 or 8; it is 5"),
+    (lambda: packing.unpack(torch.zeros(1, 3, dtype=torch.uint8), 4, 7), "must be a uint8 matrix of 4"),
+    (lambda: packing.untile_scales(torch.zeros(500), 100, 3), "take 512 bytes in tiles; there are 500"),
+    (lambda: number_formats.lookup("mxfp5"), "unknown format 'mxfp5'; choose one of"),
+    (lambda: number_formats.quantise(torch.zeros(1, 1), "mxfp5"), "unknown format 'mxfp5'; choose one"),
+    (lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["mxfp4"], "up"), "unknown rule 'up'"),
+    (
+        lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["nvfp4"], "ceil"),
+        "the scales of nvfp4 are e4m3",
+    ),
 )
 def test_bad_input_is_told_in_a_sentence(call, words):
     with pytest.raises(ValueError, match=words):
@@ -278,11 +261,6 @@ def test_bad_input_is_told_in_a_sentence(call, words):
 
 
 def test_bits_an_element():
-    assert [FORMATS[name].bits for name in ("mxfp8_e4m3", "mxfp6_e2m3", "mxfp4", "nvfp4", "fp8_1x128")] == [
-        8.25,
-        6.25,
-        4.25,
-        4.5,
-        8.25,
-    ]
+    found = [FORMATS[name].bits for name in ("mxfp8_e4m3", "mxfp6_e2m3", "mxfp4", "nvfp4", "fp8_1x128")]
+    assert found == [8.25, 6.25, 4.25, 4.5, 8.25]
     assert (E4M3.emax, E5M2.emax, E2M1.emax, E2M1.codes, E4M3.codes, E5M2.codes) == (8, 15, 2, 8, 127, 124)

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from cases import cases
 
 from tilelab import emulator
 from tilelab.cells import cuda_magic, lesson
@@ -50,7 +51,7 @@ def recorded(monkeypatch, tmp_path):
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
     monkeypatch.setattr(device, "current", lambda: device.Device())
     rows = [
-        {"version": name, "code": code, "status": "ok", "ms": 1.0, "gbps": 4000.0, "ratio": 0.98, "gain": 1.5}
+        {"version": name, "code": code, "status": "ok", "ms": 1.0, "gbps": 8.389, "ratio": 0.98, "gain": 1.5}
         for name, code in (("add_one", lesson.code_hash(KERNEL)), ("add_two", "another"))
     ]
     here = device.Device("NVIDIA H200", (9, 0), "sm_90a")
@@ -64,28 +65,23 @@ def test_without_a_gpu_figures_are_recorded_and_the_check_runs_in_the_emulator(r
     assert table.frame.iloc[0].to_dict() == {
         "version": "add_one",
         "ms": "1",
-        "GB/s": "4000",
+        "GB/s": "8.389",
         "× torch add": "0.98",
         "check": "ok in the emulator",
     }
     table = ladder.step(KERNEL, prepare_with(KERNEL), "add_two")  # its record is of another text
-    assert list(table.frame.iloc[1]) == [
-        "add_two",
-        "",
-        "",
-        "",
-        "ok in the emulator; this version was not timed",
-    ]
+    found = list(table.frame.iloc[1])
+    assert found == ["add_two", "", "", "", "ok in the emulator; this version was not timed"]
+    table = make_ladder(2 << 20).step(KERNEL, prepare_with(KERNEL))
+    assert list(table.frame.iloc[0])[-1] == "ok in the emulator; recorded at another size"
     assert "add_three is not recorded" in ladder.step(KERNEL, prepare_with(KERNEL), "add_three").caption
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, check",
-    [
-        (("+ 1;", "+ 2;"), "wrong: the sums are wrong (in the emulator); this version was not timed"),
-        (("+ 1;", "+ 1.0f;"), "ok in the emulator; this version was not timed"),
-        (("", "-DWIDTH=2"), "ok in the emulator; this version was not timed"),
-    ],
+    (("+ 1;", "+ 2;"), "wrong: the sums are wrong (in the emulator); this version was not timed"),
+    (("+ 1;", "+ 1.0f;"), "ok in the emulator; this version was not timed"),
+    (("", "-DWIDTH=2"), "ok in the emulator; this version was not timed"),
 )
 def test_an_edited_cell_shows_no_figures(recorded, change, check):
     source, options = (ADD, change[1:]) if not change[0] else (ADD.replace(*change), ())

@@ -2,7 +2,10 @@
 
 import functools
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from ipykernel.compiler import XCachingCompiler
 from IPython.core.interactiveshell import InteractiveShell
 
 import ch14  # noqa: F401 (it selects the interpreter before triton is imported)
+from tilelab import ROOT
 from tilelab.cells import lesson, triton_cell
 from tilelab.emulator import gluon as gluon_emulator
 from tilelab.records import results
@@ -109,6 +113,33 @@ def test_a_launch_is_compiled_as_it_would_run(kernel, prepare):
     assert report.counts["tma_load"] == (kernel == "rows_kernel")
     assert "registers" in lesson.describe_report(report) and "LDG" in lesson.lines(report.sass, "LDG") + "LDG"
     assert "n" in report.job.signature or kernel == "rows_kernel"
+
+
+def test_a_launch_finds_the_build_of_its_cell_in_the_cache(tmp_path):
+    """Triton's key holds the lines of all functions. A launch on a GPU asks for it as `warmup` does here."""
+    (tmp_path / "cells.json").write_text(json.dumps(CELLS))
+    script = """
+import json, linecache, os, sys, torch, triton
+from triton.backends.compiler import GPUTarget
+from types import SimpleNamespace
+from tilelab.cells import triton_cell
+folder, names = sys.argv[1], {"__name__": "__main__"}
+for number, text in enumerate(json.load(open(f"{folder}/cells.json"))):
+    text, file = text.replace("%pwd", "") + "\\n", f"{folder}/{number}.py"
+    linecache.cache[file] = len(text), None, text.splitlines(True), file
+    exec(compile(text, file, "exec"), names)
+triton.runtime.driver.set_active(SimpleNamespace(
+    get_current_device=lambda: 0, get_current_stream=int, get_current_target=lambda: GPUTarget("cuda", 90, 32)))
+for prepare in "prepare_scale", "prepare_gluon":
+    inputs = torch.zeros(160, 64), torch.zeros(160, 64)
+    assert triton_cell.compile_launch(names[prepare], inputs, "sm_90a").launchable
+    kept = os.listdir(os.environ["TRITON_CACHE_DIR"])
+    launch = triton_cell.record_launch(names[prepare], inputs)
+    launch.kernel.warmup(*launch.args_given, grid=(1,), **launch.options)
+    assert os.listdir(os.environ["TRITON_CACHE_DIR"]) == kept, prepare
+"""
+    chosen = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", script, tmp_path], check=True, env=os.environ | chosen)
 
 
 def test_the_lines_that_match_are_counted():

@@ -147,14 +147,11 @@ def experiments(monkeypatch, notebooks):
 def test_experiments_without_their_notebooks(experiments, tmp_path, capsys):
     assert record.main(["--experiments", "--to", str(tmp_path / "to")]) == 0
     assert [path.name for path in (tmp_path / "to").iterdir()] == ["speed.json"]
-    assert results.read(tmp_path / "to" / "speed.json")["rows"] == [
-        {"name": "best", "ratio": 1.0, "status": "ok"}
-    ]
+    found = results.read(tmp_path / "to" / "speed.json")["rows"]
+    assert found == [{"name": "best", "ratio": 1.0, "status": "ok"}]
     said = capsys.readouterr().out.splitlines()
-    assert (
-        re.fullmatch(r"speed: \d+\.\d s, recorded", said[0])
-        and said[1] == f"1 of 1 recorded in {tmp_path}/to"
-    )
+    assert re.fullmatch(r"speed: \d+\.\d s, recorded", said[0])
+    assert said[1] == f"1 of 1 recorded in {tmp_path}/to"
 
 
 def test_an_experiment_that_fails_does_not_stop_the_others(experiments, tmp_path, capsys):
@@ -179,9 +176,8 @@ def test_another_version_of_torch_replaces_no_record(experiments, monkeypatch):
 
 
 def test_experiments_that_are_refused(experiments, capsys):
-    assert refused(["--experiments", "fast"], capsys) == (
-        "unknown experiment fast; each file in results/ is named after one.\n"
-    )
+    found = refused(["--experiments", "fast"], capsys)
+    assert found == "unknown experiment fast; each file in results/ is named after one.\n"
     assert refused(["--to", "x"], capsys) == "--to is for the records of --experiments.\n"
     assert refused(["--experiments", "--tests"], capsys).startswith(
         "--experiments runs neither notebooks nor tests: "
@@ -227,9 +223,8 @@ def test_nowhere_to_write_is_said_before_measuring(notebooks, monkeypatch, tmp_p
     before = path.read_bytes()
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path / "file"))
-    assert refused([], capsys) == (
-        f"{tmp_path}/file/nvidia-h200 cannot be written (Not a directory): nothing was recorded.\n"
-    )
+    expected = f"{tmp_path}/file/nvidia-h200 cannot be written (Not a directory): nothing was recorded.\n"
+    assert refused([], capsys) == expected
     assert path.read_bytes() == before
 
 
@@ -239,9 +234,8 @@ def test_a_relative_folder_is_one_for_all(notebooks, monkeypatch):
     monkeypatch.setenv("TILES_RESULTS", "kept")
     write(notebooks / "a.ipynb", "from tilelab.records import results\nprint(results.results_folder())")
     assert record.main([]) == 0
-    assert nbformat.read(notebooks / "a.ipynb", 4).cells[1].outputs[0].text.strip() == str(
-        notebooks.parent / "kept"
-    )
+    found = nbformat.read(notebooks / "a.ipynb", 4).cells[1].outputs[0].text.strip()
+    assert found == str(notebooks.parent / "kept")
 
 
 @pytest.mark.notebook
@@ -307,13 +301,10 @@ def test_tests_that_end_without_a_report(notebooks, monkeypatch, tmp_path, capsy
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist.plugin")  # the imports of other plugins take seconds
     (tmp_path / "conftest.py").write_text("import os\nos._exit(9)\n")
-    kept, before = (
-        results.results_folder() / "nvidia-h200" / "tests.json",
-        json.dumps({"versions": provenance.versions()}),
-    )
+    kept = results.results_folder() / "nvidia-h200" / "tests.json"
+    before = json.dumps({"versions": provenance.versions()})
     files.write_atomically(kept, before)
     assert record.main(["--notebooks", "--tests"]) == 1
-    assert capsys.readouterr().out == (
-        "tests: failed, tests.json left as it was: pytest ended with status 9 and no report.\n"
-    )
+    found = capsys.readouterr().out
+    assert found == "tests: failed, tests.json left as it was: pytest ended with status 9 and no report.\n"
     assert kept.read_text() == before

@@ -573,9 +573,8 @@ def test_a_barrier_of_the_grid_is_refused_by_name():
     source = """#include <cooperative_groups.h>
     extern "C" __global__ void f(float* x) { cooperative_groups::this_grid().sync(); x[0] = 1; }"""
     kernel, x = cuda_magic.find_kernels(source)["f"], torch.zeros(1)
-    with pytest.raises(
-        emulator.EmulationError, match=r"grid.sync\(\) in a grid of 2 blocks, which the emulator does not"
-    ):
+    says = r"grid.sync\(\) in a grid of 2 blocks, which the emulator does not"
+    with pytest.raises(emulator.EmulationError, match=says):
         kernel[2, 32](x)
     kernel[1, 32](x)
     assert x == 1

@@ -24,9 +24,6 @@ def hopper(monkeypatch):
     monkeypatch.delenv("TILES_PEERS", raising=False)
 
 
-# ---- how they are found
-
-
 def test_nothing_is_imported_before_it_is_asked_for():
     modules = [kind.MODULE.partition(".")[0] for kind in peers.KINDS.values()] + ["cutlass", "tvm_ffi"]
     script = (
@@ -46,9 +43,8 @@ def test_nothing_is_imported_before_it_is_asked_for():
 
 
 def test_an_unknown_peer_is_refused():
-    with pytest.raises(
-        ValueError, match="unknown peer 'cutlass'; choose one of deep_gemm, quack, flash_attention_4."
-    ):
+    says = "unknown peer 'cutlass'; choose one of deep_gemm, quack, flash_attention_4."
+    with pytest.raises(ValueError, match=says):
         peers.find("cutlass")
 
 
@@ -101,18 +97,12 @@ def test_a_folder_of_wheels_is_found_with_its_versions(hopper, monkeypatch, tmp_
     try:
         for _ in range(2):
             found = peers.find("quack")
-            assert (found.reason, found.version, found.library.__name__) == (
-                "",
-                "0.6.5",
-                "quack.gemm_interface",
-            )
+            seen = (found.reason, found.version, found.library.__name__)
+            assert seen == ("", "0.6.5", "quack.gemm_interface")
         assert sys.path.count(str(tmp_path)) == 1
     finally:
         for name in ("quack", "quack.gemm_interface", "beneath"):
             sys.modules.pop(name, None)
-
-
-# ---- how they are called
 
 
 def make_products(m=6, n=256, k=384):
@@ -186,9 +176,6 @@ def test_quack_takes_its_fastest_configuration_once_per_shape(monkeypatch):
     assert len(calls) == 2
     quack.prepare_gemm(*make_products(8))
     assert len(calls) == 4
-
-
-# ---- the rows
 
 
 TIMES = {"course": 2.0, "fast": 1.0, "slow": 4.0, "late": None}
@@ -272,17 +259,6 @@ def test_two_candidates_are_related_over_a_third():
     of_rival = bench.Timing("other", 0.5, "cuDNN", 2.0, ratios=(4.0, 4.0))
     row = peers.relate(of_course, of_rival, peers.Peer("other"))
     assert row["ratio"] == 0.5 and row["spread"] == pytest.approx(bench.find_spread([0.5, 0.55]))
-
-
-def test_the_strongest_peer_of_each_case():
-    rows = [
-        {"shape": [1], "peer": "a", "ratio": 1.1},
-        {"shape": [1], "peer": "b", "ratio": 0.9},
-        {"shape": [2], "peer": "a", "ratio": 1.2},
-        {"shape": [2], "peer": "b", "status": "failed"},
-        {"shape": [3], "peer": "a", "status": "failed"},
-    ]
-    assert [(row["shape"], row["peer"]) for row in peers.select_strongest(rows)] == [([1], "b"), ([2], "a")]
 
 
 def test_the_extra_installs_each_of_them():

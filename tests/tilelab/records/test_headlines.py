@@ -5,6 +5,7 @@ import pathlib
 import shutil
 
 import pytest
+from cases import cases
 
 from tilelab import ROOT
 from tilelab.records import compare, headlines, results
@@ -50,10 +51,8 @@ def test_every_headline_has_rows_with_a_ratio():
 def test_both_sets_side_by_side(sets):
     assert compare.main(["--stacks"]) == 0
     page = headlines.PAGE.read_text()
-    assert (
-        "come from torch 2.11.0+cu130 with Triton 3.6.0." in page
-        and "torch 2.13.0+cu130 with Triton 3.7.1" in page
-    )
+    assert "come from torch 2.11.0+cu130 with Triton 3.6.0." in page
+    assert "torch 2.13.0+cu130 with Triton 3.7.1" in page
     table = read_table(page)
     assert list(table) == [words for words, *_ in headlines.HEADLINES]
     assert {row[3] for row in table.values()} == {"-2.0%"}
@@ -66,9 +65,8 @@ def test_both_sets_side_by_side(sets):
     assert int(rows) == len(recorded) == 2
     assert float(old) == pytest.approx(results.geometric_mean(row["ratio"] for row in recorded), abs=1e-3)
     assert float(new) == pytest.approx(0.98 * float(old), abs=1e-3)
-    assert float(spread[:-1]) == pytest.approx(
-        100 * sum(2 * row["spread"] / row["ratio"] for row in recorded) / 2, abs=0.06
-    )
+    expected = pytest.approx(100 * sum(2 * row["spread"] / row["ratio"] for row in recorded) / 2, abs=0.06)
+    assert float(spread[:-1]) == expected
 
 
 def test_no_figure_stands_for_a_record_that_is_missing_or_of_other_code(sets):
@@ -85,9 +83,7 @@ def test_no_figure_stands_for_a_record_that_is_missing_or_of_other_code(sets):
     assert table[2] == ["0 of 3", "", "no ratio", "", ""]
 
 
-@pytest.mark.parametrize(
-    "torch, place", [("2.11.0+cu130", ""), ("2.13.1+cu130", "torch-2.13"), ("2.14.0a0", "torch-2.14")]
-)
+@cases("torch, place", ("2.11.0+cu130", ""), ("2.13.1+cu130", "torch-2.13"), ("2.14.0a0", "torch-2.14"))
 def test_another_torch_has_a_folder_of_its_own(sets, monkeypatch, capsys, torch, place):
     monkeypatch.setattr(device, "current", lambda: HERE)
     monkeypatch.setattr(provenance, "versions", lambda: {"torch": torch})

@@ -1,6 +1,7 @@
 """Recordings: positions in the ring, when the tensor core works, the table and the view's data."""
 
 import pytest
+from cases import cases
 
 from tilelab import views
 from tilelab.records import timeline
@@ -55,19 +56,11 @@ def test_lanes_begin_with_the_producer_and_events_are_in_the_order_of_time():
 def test_stage_and_phase_follow_the_ring():
     recording = make_recording()
     full, empty = events_of(recording, "consumer 0", "wait"), events_of(recording, "producer", "wait")
-    assert [(row["stage"], row["phase"], row["barrier"]) for row in full][:5] == [
-        (0, 0, "full"),
-        (1, 0, "full"),
-        (0, 1, "full"),
-        (1, 1, "full"),
-        (0, 0, "full"),
-    ]
+    found = [(row["stage"], row["phase"], row["barrier"]) for row in full][:5]
+    assert found == [(0, 0, "full"), (1, 0, "full"), (0, 1, "full"), (1, 1, "full"), (0, 0, "full")]
     # A wait for an empty stage asks for the phase before the one that the load completes.
-    assert [(row["stage"], row["phase"], row["barrier"]) for row in empty][:3] == [
-        (0, 1, "empty"),
-        (1, 1, "empty"),
-        (0, 0, "empty"),
-    ]
+    found = [(row["stage"], row["phase"], row["barrier"]) for row in empty][:3]
+    assert found == [(0, 1, "empty"), (1, 1, "empty"), (0, 0, "empty")]
     stages = [fill[:2] for fill in recording["fills"]]
     assert stages == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 0], [1, 0]]
 
@@ -87,7 +80,6 @@ def test_the_tensor_core_works_as_long_as_its_products_need():
     recording = make_recording()
     assert sum(end - begin for begin, end in recording["tensor"]) == 6 * 80
     assert timeline.find_idle_share(recording) == pytest.approx(1 - 480 / 950)
-    assert timeline.find_share_without_products(recording) == pytest.approx(1 - 610 / 950)
 
 
 def test_products_that_queue_follow_each_other():
@@ -96,12 +88,10 @@ def test_products_that_queue_follow_each_other():
     assert timeline.find_busy(events) == [[0, 210], [400, 420]]
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, message",
-    [
-        ({"kind": "think"}, "unknown kind 'think'"),
-        ({"begin": 9, "end": 3}, "ends at 3, before it begins at 9"),
-    ],
+    ({"kind": "think"}, "unknown kind 'think'"),
+    ({"begin": 9, "end": 3}, "ends at 3, before it begins at 9"),
 )
 def test_an_impossible_event_is_refused(change, message):
     row = {"lane": "a", "kind": "wait", "begin": 0, "end": 1} | change
@@ -131,9 +121,8 @@ def test_a_part_of_a_recording_ends_with_its_last_tile():
         "two tiles", rows + later, stages=2, gpu="", date="", product_cycles=80
     )
     kept = timeline.keep_tiles(recording, 1)
-    assert (
-        kept["length"] == 950 and len(kept["fills"]) == 6 and timeline.keep_tiles(recording, 2) is recording
-    )
+    assert kept["length"] == 950 and len(kept["fills"]) == 6
+    assert timeline.keep_tiles(recording, 2) is recording
     assert timeline.find_idle_share(kept) == pytest.approx(1 - 480 / 950)
 
 
@@ -150,17 +139,13 @@ def test_shares_count_an_event_only_up_to_the_end_of_the_recording():
     producer, consumer, _ = timeline.summarise(kept)
     assert kept["length"] == 200 and kept["events"][-1][timeline.END] == 700
     assert (producer["load %"], producer["wait %"], consumer["product %"]) == (30, 70, 90)
-    assert timeline.find_share_without_products(kept) == pytest.approx(0.1)
 
 
 def test_the_view_takes_two_recordings_and_refuses_an_unknown_one():
     recordings = [make_recording("one"), make_recording("two"), make_recording("three")]
     view = timeline_view.show(recordings, ["three", "one"])
-    assert (
-        view.name == "timeline"
-        and view.data["shown"] == ["three", "one"]
-        and "tensor core" in repr(view.table)
-    )
+    assert view.name == "timeline" and view.data["shown"] == ["three", "one"]
+    assert "tensor core" in repr(view.table)
     assert timeline_view.show(recordings).data["shown"] == ["one", "two"]
     with pytest.raises(ValueError, match="unknown recording 'four'; choose one of one, two, three"):
         timeline_view.show(recordings, ["four"])

@@ -34,9 +34,8 @@ def test_a_folder_that_cannot_is_replaced_with_one_sentence(folders, monkeypatch
     with pytest.warns(UserWarning) as said:
         caches.replace_unwritable_caches()
     (other,) = [os.environ[variable]]
-    assert [str(each.message) for each in said] == [
-        f"{bad} cannot be written (Not a directory): compiled kernels are kept in {other} instead."
-    ]
+    expected = [f"{bad} cannot be written (Not a directory): compiled kernels are kept in {other} instead."]
+    assert [str(each.message) for each in said] == expected
     assert caches.why_not_writable(caches.pathlib.Path(other)) == ""
 
 

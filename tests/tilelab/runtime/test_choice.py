@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from tilelab.runtime import choice
@@ -32,15 +33,25 @@ def test_errors_near_a_shape_decide():
     ranked, why = choice.rank("gemm", "GPU", predict(4096, 8192, 8192), 4096, 8192, 8192)
     assert ranked[0] == "small" and why == "by the model and its errors near 8192 × 8192 × 8192"
     table = choice.load("gemm", "GPU")
-    assert (
-        table.errors[2][table.places["wide"]] is None
-    )  # three times the prediction: a disturbed measurement
-    corrected = table.correct(predict(64, 128, 64), table.nearest(64, 128, 64))
-    assert math.isclose(corrected["small"], 19, rel_tol=0.1)
-    assert [place for _, place in table.nearest(64, 64, 64)] == [0]
-    assert 0 not in [
-        place for _, place in table.nearest(64, 64, 64, without=lambda shape: shape == (64, 64, 64))
-    ]
+    # three times the prediction: a disturbed measurement
+    assert table.errors[2][table.places["wide"]] is None
+    names, us = ("small", "large", "wide"), np.array([10.0, 11.0, 12.0])
+    corrected, row = table.correct(names, us, (64, 128, 64))
+    assert math.isclose(corrected[0], 19, rel_tol=0.1) and row == 1
+    assert table.correct(names, us, (64, 64, 64))[1] == 0
+    assert table.correct(names, us, (64, 64, 64), without=lambda shape: shape == (64, 64, 64))[1] == 1
+
+
+def test_errors_at_as_full_a_last_wave_count_more():
+    """Both shapes are as near; at the first, "small" fills its last wave as it does here."""
+
+    def predict(m, n, k, sms, gpu):
+        return np.full((*np.shape(n)[:1], 1), 10.0), 1.0 + 0.02 * (np.asarray(n) > 64)
+
+    table = choice.Table("GPU", ["small"], [(64, 64, 64), (64, 128, 64)], [[500], [-500]])
+    (here,), _ = table.correct(("small",), np.array([10.0]), (64, 90, 64), np.array([1.0]), predict)
+    (alike,), _ = table.correct(("small",), np.array([10.0]), (64, 91, 64), np.array([1.02]), predict)
+    assert here > 11 > 9 > alike
 
 
 def test_without_a_table_the_model_decides():

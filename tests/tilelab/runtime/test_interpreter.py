@@ -5,6 +5,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from cases import cases
 
 import ch14  # noqa: F401, mends the interpreter where there is no GPU
 from tilelab.runtime import device
@@ -214,13 +215,11 @@ def truncate_kernel(x, out, N: tl.constexpr):
     tl.store(out + at, tl.load(x + at).to(out.dtype.element_ty, fp_downcast_rounding="rtz"))
 
 
-@pytest.mark.parametrize(
+@cases(
     "dtype, wanted",
-    [
-        (torch.bfloat16, [1.0, -1.0, 1.9921875, torch.finfo(torch.bfloat16).max, float("inf")]),
-        (torch.float16, [1.0029296875, -1.0029296875, 1.9990234375, 65504.0, float("inf")]),
-        (torch.float8_e5m2, [1.0, -1.0, 1.75, 57344.0, float("inf")]),
-    ],
+    (torch.bfloat16, [1.0, -1.0, 1.9921875, torch.finfo(torch.bfloat16).max, float("inf")]),
+    (torch.float16, [1.0029296875, -1.0029296875, 1.9990234375, 65504.0, float("inf")]),
+    (torch.float8_e5m2, [1.0, -1.0, 1.75, 57344.0, float("inf")]),
     ids=str,
 )
 def test_conversions_towards_zero(dtype, wanted):
@@ -233,37 +232,18 @@ def test_conversions_towards_zero(dtype, wanted):
 
 
 @INTERPRETED
-@pytest.mark.parametrize(
+@cases(
     "kind, wanted",
-    [
-        (torch.int32, [2**31 - 1, -(2**31), 0, -2]),
-        (torch.uint8, [255, 0, 0, 0]),
-        (torch.int8, [-1, 0, 0, -2]),
-        (torch.int64, [2**63 - 1, -(2**63), -(2**63), -2]),
-    ],
+    (torch.int32, [2**31 - 1, -(2**31), 0, -2]),
+    (torch.uint8, [255, 0, 0, 0]),
+    (torch.int8, [-1, 0, 0, -2]),
+    (torch.int64, [2**63 - 1, -(2**63), -(2**63), -2]),
     ids=str,
 )
 def test_integers_saturate_as_in_ptx(kind, wanted):
     out = torch.empty(4, dtype=kind)
     convert_kernel[(1,)](torch.tensor([1e30, -1e30, float("nan"), -2.7]), out, 4)
     assert out.tolist() == wanted
-
-
-@triton.jit
-def float8e4b15_kernel(x, codes, back, N: tl.constexpr):
-    at = tl.arange(0, N)
-    found = tl.load(x + at).to(tl.float8e4b15)
-    tl.store(codes + at, found.to(tl.int8, bitcast=True))
-    tl.store(back + at, found.to(tl.float32))
-
-
-@INTERPRETED
-def test_float8e4b15_is_what_triton_computes_with_integers():
-    x = torch.tensor([1.0, -0.5, 1.75, 5.0, 2.0**-14, 2.0**-17, 0.0, 1.06])
-    codes, back = torch.empty(8, dtype=torch.int8), torch.empty(8)
-    float8e4b15_kernel[(1,)](x, codes, back, 8)
-    assert back.tolist() == [1.0, -0.5, 1.75, 1.75, 2.0**-14, 2.0**-17, 0.0, 1.0]
-    assert codes.view(torch.uint8).tolist() == [0x78, 0xF0, 0x7E, 0x7E, 0x08, 0x01, 0x00, 0x78]
 
 
 @triton.jit
@@ -289,14 +269,12 @@ def scaled_kernel(
 
 
 @INTERPRETED
-@pytest.mark.parametrize(
+@cases(
     "left, right, group, with_scale",
-    [
-        ("e4m3", "e4m3", 32, True),
-        ("e2m1", "e5m2", 32, True),
-        ("e2m1", "bf16", 32, False),
-        ("e2m1", "e2m1", 16, True),
-    ],
+    ("e4m3", "e4m3", 32, True),
+    ("e2m1", "e5m2", 32, True),
+    ("e2m1", "bf16", 32, False),
+    ("e2m1", "e2m1", 16, True),
 )
 def test_dot_scaled(left, right, group, with_scale):
     numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -372,16 +350,6 @@ def test_an_address_becomes_a_pointer_to_float8():
     out = torch.empty(256, device=WHERE)
     pointer_kernel[(1,)](torch.tensor([x.data_ptr()], device=WHERE), out)
     assert torch.equal(out.nan_to_num(7), x.float().nan_to_num(7))
-
-
-@INTERPRETED
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
-def test_float8_without_negative_zero(dtype):
-    x = torch.arange(256, dtype=torch.uint8).view(dtype).repeat(32)
-    assert torch.equal(convert(x, torch.float32).nan_to_num(7), x.float().nan_to_num(7))
-    values = torch.randn(8192) * 30
-    largest = torch.finfo(dtype).max
-    assert torch.equal(convert(values, dtype).float(), values.clamp(-largest, largest).to(dtype).float())
 
 
 def test_functions_of_libdevice_and_variables_around_a_kernel():
@@ -488,33 +456,19 @@ def many_kernel(x, *others):
 
 
 @INTERPRETED
-@pytest.mark.parametrize(
+@cases(
     "kernel, dtype, reason",
-    [
-        (
-            many_kernel,
-            torch.float32,
-            r"many_kernel takes \*others, which Triton does not compile: pass a tuple",
-        ),
-        (
-            assembly_kernel,
-            torch.float32,
-            r"assembly_kernel, line \d+: Triton's interpreter cannot run inline_asm_elem",
-        ),
-        (
-            float8_kernel,
-            torch.float8_e5m2,
-            "a GPU has no arithmetic for fp8e5: convert the values to float16",
-        ),
-        (
-            chain_kernel,
-            torch.float32,
-            r"does not compile a chain of comparisons: write \(a <= x\) & \(x < b\)",
-        ),
-        (condition_kernel, torch.float32, "a condition has one element, not a block"),
-        (continue_kernel, torch.float32, "Triton does not compile continue: write the kernel without it"),
-        (library_kernel, torch.bfloat16, "libdevice has no tanh of bf16: convert the values to float32"),
-    ],
+    (many_kernel, torch.float32, r"many_kernel takes \*others, which Triton does not compile: pass a tuple"),
+    (
+        assembly_kernel,
+        torch.float32,
+        r"assembly_kernel, line \d+: Triton's interpreter cannot run inline_asm_elem",
+    ),
+    (float8_kernel, torch.float8_e5m2, "a GPU has no arithmetic for fp8e5: convert the values to float16"),
+    (chain_kernel, torch.float32, r"does not compile a chain of comparisons: write \(a <= x\) & \(x < b\)"),
+    (condition_kernel, torch.float32, "a condition has one element, not a block"),
+    (continue_kernel, torch.float32, "Triton does not compile continue: write the kernel without it"),
+    (library_kernel, torch.bfloat16, "libdevice has no tanh of bf16: convert the values to float32"),
 )
 def test_what_is_not_supported_is_named_in_one_sentence(kernel, dtype, reason):
     with pytest.raises(triton.runtime.errors.InterpreterError, match=reason) as caught:

@@ -1,7 +1,7 @@
 import dataclasses
-import re
 
 import pytest
+from cases import cases
 
 from tilelab.runtime import spoken
 
@@ -26,31 +26,17 @@ class Config:
     pdl: bool = False
 
 
-@pytest.mark.parametrize(
+@cases(
     "config, name",
-    [
-        (Config(128, 256, 8, "split_k"), "128×256 · 8 warps · split_k"),
-        (
-            Config(64, 64, 1, "plain", 4, 1, True),
-            "64×64 · 1 warp · plain · C in 4 parts · 1 program per SM · early",
-        ),
-    ],
+    (Config(128, 256, 8, "split_k"), "128×256 · 8 warps · split_k"),
+    (
+        Config(64, 64, 1, "plain", 4, 1, True),
+        "64×64 · 1 warp · plain · C in 4 parts · 1 program per SM · early",
+    ),
 )
 def test_a_name_is_said_and_read(config, name):
     assert spoken.say(config, PHRASES) == name
     assert Config(**spoken.read(name, PHRASES)) == config
-
-
-def test_an_older_spelling_is_read():
-    old = re.compile(r"(?P<block_m>\d+),(?P<block_n>\d+)(?P<pdl> early)?( x(?P<programs>\d+))?")
-    assert spoken.read("64,32 early x2", PHRASES, old) == {
-        "block_m": 64,
-        "block_n": 32,
-        "pdl": True,
-        "programs": 2,
-    }
-    assert spoken.read("64,32", PHRASES, old) == {"block_m": 64, "block_n": 32}
-    assert spoken.read("64×32", PHRASES, old) == {"block_m": 64, "block_n": 32}
 
 
 def test_a_default_may_be_said():
@@ -59,17 +45,11 @@ def test_a_default_may_be_said():
 
 
 def test_parts_may_come_in_any_order_and_with_an_x():
-    assert spoken.read("plain, 4 warps·64x32", PHRASES) == {
-        "kernel": "plain",
-        "num_warps": 4,
-        "block_m": 64,
-        "block_n": 32,
-    }
+    found = spoken.read("plain, 4 warps·64x32", PHRASES)
+    assert found == {"kernel": "plain", "num_warps": 4, "block_m": 64, "block_n": 32}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "64×64 · 4 stages", "64×64×64", "plain · plain", "4 warps 5", "9" * 4301 + " warps"]
-)
+@cases("text", "", "64×64 · 4 stages", "64×64×64", "plain · plain", "4 warps 5", "9" * 4301 + " warps")
 def test_other_text_is_refused(text):
     with pytest.raises(ValueError, match="^unknown part"):
         spoken.read(text, PHRASES)

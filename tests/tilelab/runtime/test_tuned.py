@@ -5,6 +5,7 @@ import math
 import multiprocessing
 
 import pytest
+from cases import cases
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.lesson.command import COMMAND as wgmma_main
@@ -73,15 +74,13 @@ def test_a_table_of_another_gpu_is_not_used(monkeypatch):
     assert find(64, 4096, 8192) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "new, said, kept",
-    [
-        ({"config": SPLIT, "ratio": 1.01}, "keeps", WHOLE),
-        ({"config": SPLIT, "ratio": 1.03}, "in place of", SPLIT),
-        ({"config": SPLIT, "ratio": 1.03, "spread": 0.05}, "keeps", WHOLE),
-        ({"ratio": 0.9}, "0.90 × cuBLAS", WHOLE),
-        ({"config": SPLIT, "ratio": 0.9, "source": "2"}, "in place of", SPLIT),
-    ],
+    ({"config": SPLIT, "ratio": 1.01}, "keeps", WHOLE),
+    ({"config": SPLIT, "ratio": 1.03}, "in place of", SPLIT),
+    ({"config": SPLIT, "ratio": 1.03, "spread": 0.05}, "keeps", WHOLE),
+    ({"ratio": 0.9}, "0.90 × cuBLAS", WHOLE),
+    ({"config": SPLIT, "ratio": 0.9, "source": "2"}, "in place of", SPLIT),
 )
 def test_a_row_is_replaced_only_by_a_faster_one_or_for_another_kernel(new, said, kept):
     tuned.keep("gemm", [ROW], GPU)
@@ -95,33 +94,31 @@ def test_replace_is_asked_for():
     assert find(64, 4096, 8192)[0] == SPLIT
 
 
-@pytest.mark.parametrize(
+@cases(
     "damage",
-    [
-        "",
-        "{",
-        "[]",
-        '{"gpu": "NVIDIA H200", "rows": [{"m": 1}]}',
-        '{"gpu": "NVIDIA H100", "rows": []}',
-        '{"gpu": "NVIDIA H200", "rows": [{"m": 0, "n": 8, "k": 8, "us": 1, "config": {}}]}',
-        "[" * 100_000,
-        '{"gpu": "NVIDIA H200", "rows": 5}',
-        *(
-            json.dumps({"gpu": GPU, "rows": [{**WRITTEN, **odd}]})
-            for odd in (
-                {"m": 10**400},
-                {"n": True},
-                {"k": 8.0},
-                {"dtype": None},
-                {"us": math.inf},
-                {"us": math.nan},
-                {"ratio": "fast"},
-                {"config": [[]]},
-                {"config": {"block_m": 10**400}},
-            )
-        ),
-        json.dumps({"gpu": GPU, "rows": [{key: WRITTEN[key] for key in WRITTEN if key != "dtype"}]}),
-    ],
+    "",
+    "{",
+    "[]",
+    '{"gpu": "NVIDIA H200", "rows": [{"m": 1}]}',
+    '{"gpu": "NVIDIA H100", "rows": []}',
+    '{"gpu": "NVIDIA H200", "rows": [{"m": 0, "n": 8, "k": 8, "us": 1, "config": {}}]}',
+    "[" * 100_000,
+    '{"gpu": "NVIDIA H200", "rows": 5}',
+    *(
+        json.dumps({"gpu": GPU, "rows": [{**WRITTEN, **odd}]})
+        for odd in (
+            {"m": 10**400},
+            {"n": True},
+            {"k": 8.0},
+            {"dtype": None},
+            {"us": math.inf},
+            {"us": math.nan},
+            {"ratio": "fast"},
+            {"config": [[]]},
+            {"config": {"block_m": 10**400}},
+        )
+    ),
+    json.dumps({"gpu": GPU, "rows": [{key: WRITTEN[key] for key in WRITTEN if key != "dtype"}]}),
 )
 def test_a_damaged_table_is_left_as_it_is_and_serves_nobody(damage):
     path = tuned.table_path("gemm", GPU)
@@ -169,16 +166,14 @@ def test_shapes_of_the_repository_are_chosen_by_measured_errors(monkeypatch):
     assert wgmma_gemm.find_best(8, 8, 8)[1].startswith(near)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, said",
-    [
-        ("16,4096,4096\nx,1,2", "line 2 of"),
-        ("16,4096", "line 1 of"),
-        ("0,8,8", "line 1 of"),
-        ("8,9,8", "N a multiple of 8 and K of 8"),
-        ("# nothing", "no shapes"),
-        (f"{2**31},8,8", "below 2"),
-    ],
+    ("16,4096,4096\nx,1,2", "line 2 of"),
+    ("16,4096", "line 1 of"),
+    ("0,8,8", "line 1 of"),
+    ("8,9,8", "N a multiple of 8 and K of 8"),
+    ("# nothing", "no shapes"),
+    (f"{2**31},8,8", "below 2"),
 )
 def test_a_bad_line_of_shapes_is_one_sentence(text, said, tmp_path):
     (tmp_path / "shapes.txt").write_text(text)
@@ -275,34 +270,28 @@ def test_tune_keeps_what_it_finds(module, rows, shapes, capsys):
     rows += [ROW | {"config": config, "dtype": kernel.table_dtype}, ROW | {"config": None}]
     assert main.main(["--tune", str(shapes)]) == 1
     printed = capsys.readouterr().out.splitlines()
-    assert (
-        printed[0].startswith("64 × 4096 × 8192: ") and "no configuration gave the right result" in printed[1]
-    )
-    assert (
-        printed[2] == f"The table is {tuned.table_path(kernel.table, GPU)}."
-        and len(tuned.load(kernel.table, GPU)) == 1
-    )
+    assert printed[0].startswith("64 × 4096 × 8192: ")
+    assert "no configuration gave the right result" in printed[1]
+    assert printed[2] == f"The table is {tuned.table_path(kernel.table, GPU)}."
+    assert len(tuned.load(kernel.table, GPU)) == 1
     del rows[1]
     assert main.main(["--tune", str(shapes)]) == 0
 
 
 @pytest.mark.parametrize("module", TUNERS)
-@pytest.mark.parametrize(
+@cases(
     "text, said",
-    [
-        ("64,4096,8192\n64,4096", "line 2 of"),
-        ("", "holds no shapes"),
-        ("64,4096,100", "line 1 of"),
-        (None, "No such file"),
-    ],
+    ("64,4096,8192\n64,4096", "line 2 of"),
+    ("", "holds no shapes"),
+    ("64,4096,100", "line 1 of"),
+    (None, "No such file"),
 )
 def test_a_bad_file_of_shapes_is_one_line(module, text, said, rows, shapes, capsys):
     shapes.unlink() if text is None else shapes.write_text(text)
     assert TUNERS[module][0].main(["--tune", str(shapes)]) == 2
     printed = capsys.readouterr()
-    assert (
-        not printed.out and printed.err.count("\n") == 1 and printed.err.startswith(f"python -m {module}: ")
-    )
+    assert not printed.out and printed.err.count("\n") == 1
+    assert printed.err.startswith(f"python -m {module}: ")
     assert said in printed.err
 
 
@@ -349,29 +338,3 @@ def test_a_shape_that_the_library_refuses_does_not_end_the_run(monkeypatch, shap
     assert printed[0] == (
         "64 × 4096 × 8192: scaled_mm refuses the shape: scale_a must have strides (1, 1); got [1, 128]."
     ) and printed[1].startswith("The table is")
-
-
-# ---- the winner of a sweep
-
-
-def test_the_winner_of_a_sweep_is_kept_by_its_last_timing():
-    row = {
-        "kernel": WHOLE.name,
-        "ms": 0.03,
-        "ratio": 0.9,
-        "spread": 0.01,
-        "final_ms": 0.02,
-        "final_ratio": 1.1,
-        "recorded": "2026-11-23T08:00:00Z",
-    }
-    said = tune.keep_winner(GemmSpace((64, 4096, 8192)), WHOLE, row, 7)
-    assert said == f"64 × 4096 × 8192: {WHOLE.name}, 20.0 µs, 1.10 × cuBLAS."
-    (kept,) = tuned.load("gemm", GPU)
-    assert (kept["tried"], kept["spread"], kept["recorded"]) == (7, 0.01, row["recorded"])
-    assert kept["source"] == gemm.tuned_source()
-    for dtype, bad, said in (
-        ("fp16", row, "holds bf16 only"),
-        ("bf16", {"kernel": "x", "ms": 1.0}, "no time beside"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            tune.keep_winner(GemmSpace((64, 4096, 8192), dtype), WHOLE, bad, 7)

@@ -68,10 +68,8 @@ def test_a_death_or_a_hang_is_an_answer(pool):
     with pool.lease("small_worker", "it") as worker:
         first = worker.ask({"what": ""}, 60)["pid"]
         assert worker.ask({"what": "fork and answer too"}, 60) == {"pid": first, "number": 1}
-        assert worker.ask({"what": "die"}, 60) == {
-            "reason": "it died (SIGABRT): error: the reason",
-            "died": True,
-        }
+        found = worker.ask({"what": "die"}, 60)
+        assert found == {"reason": "it died (SIGABRT): error: the reason", "died": True}
         assert worker.ask({"what": "exit"}, 60)["reason"] == "it died (exit status 3)"
         assert worker.ask({"what": "sleep"}, 0.5)["reason"] == "it gave no answer within 0.5 s"
         assert worker.ask({"what": ""}, 60)["pid"] != first
@@ -107,9 +105,8 @@ def test_a_worker_never_runs_what_a_file_held_before(pool, tmp_path):
     """Workers outlive a sweep; a kernel that was edited in between must not be measured as it was."""
     with pool.lease("small_worker", "it") as worker:
         assert worker.ask({"what": ""}, 60)["number"] == 1
-    (tmp_path / "edited.py").write_text(
-        "NUMBER = 22"
-    )  # a bytecode cache tells edits apart by second and size
+    # a bytecode cache tells edits apart by second and size
+    (tmp_path / "edited.py").write_text("NUMBER = 22")
     with pool.lease("small_worker", "it") as worker:
         assert worker.ask({"what": ""}, 60)["number"] == 22
 

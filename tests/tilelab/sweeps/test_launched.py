@@ -51,6 +51,12 @@ def test_what_a_sweep_builds_is_what_it_times():
     assert row["status"] == "failed" and "num_warps=8 and it built 4" in row["reason"]
 
 
+def test_roles_that_the_compiler_adds_do_not_count(monkeypatch):
+    compiled = SimpleNamespace(metadata=SimpleNamespace(num_warps=12, num_stages=3))
+    monkeypatch.setattr(JITFunction, "run", lambda self, **options: compiled)
+    assert SoftmaxSpace((1,)).measure(4)["status"] == "ok"  # launched with 4 warps; two roles bring 4 each
+
+
 def test_other_kernels_and_other_launches_of_the_kernel_do_not_count():
     assert SoftmaxSpace((1,), kernel=print).measure(8)["status"] == "ok"
     job = SoftmaxSpace((1,)).job(4)

@@ -70,9 +70,6 @@ def open_gate(space):
     pathlib.Path(space.folder, "gate").touch()
 
 
-# ---- rows
-
-
 def test_a_second_sweep_measures_nothing(space, journal):
     configs = [*RIGHT, Config(64, "wrong")]
     first = Sweep(configs, space, journal=journal)
@@ -81,11 +78,8 @@ def test_a_second_sweep_measures_nothing(space, journal):
     second = Sweep(configs, space, journal=journal)
     again = second.finish()
     assert all(row["resumed"] for row in again) and len(log(space)) == 4 and len(log(space, "finals")) == 1
-    assert (
-        [row.get("final_ms") for row in again]
-        == [row.get("final_ms") for row in rows]
-        == [256, 512, 1024, None]
-    )
+    found = [row.get("final_ms") for row in rows]
+    assert [row.get("final_ms") for row in again] == found == [256, 512, 1024, None]
     assert second.winner["key"] == first.winner["key"]
 
 
@@ -115,10 +109,8 @@ def test_speed_beside_the_peer_counts_and_finals_before_it():
     def row(kernel, **figures):
         return {"kernel": kernel, "status": "ok", **figures}
 
-    warm, cool = (
-        row("warm", ms=2.0, ratio=1.1),
-        row("cool", ms=1.5, ratio=0.9),
-    )  # the peer took 2.2, then 1.35
+    # the peer took 2.2, then 1.35
+    warm, cool = (row("warm", ms=2.0, ratio=1.1), row("cool", ms=1.5, ratio=0.9))
     final = row("final", ms=9.0, ratio=0.1, final_ms=2.0, final_ratio=0.8)
     rows = [cool, row("built"), warm, {**warm, "status": "wrong"}]
     assert [found["kernel"] for found in sweep.sort_by_speed(rows)] == ["warm", "cool"]
@@ -172,9 +164,8 @@ def test_an_executor_that_fails_is_a_row(space):
             return super().submit(lambda: 1 / 0)
 
     rows = Sweep(RIGHT, space, builders=Broken(1)).finish()
-    assert [(row["status"], row["reason"]) for row in rows] == [
-        ("failed", "ZeroDivisionError: division by zero")
-    ] * 3
+    found = [(row["status"], row["reason"]) for row in rows]
+    assert found == [("failed", "ZeroDivisionError: division by zero")] * 3
 
 
 def test_bad_arguments_are_one_sentence(space):
@@ -189,9 +180,8 @@ def test_a_space_from_a_notebook_is_refused(space):
     local = type("Local", (FaultSpace,), {"__module__": "__main__"})
     with pytest.raises(ValueError, match="Local from __main__: define it in a module"):
         Sweep(RIGHT, local(folder=space.folder))
-    rows = Sweep(
-        RIGHT[:1], local(folder=space.folder, compile_for="sm_90a")
-    ).finish()  # only its job leaves the notebook
+    # only its job leaves the notebook
+    rows = Sweep(RIGHT[:1], local(folder=space.folder, compile_for="sm_90a")).finish()
     assert len(rows) == 1
 
 
@@ -213,9 +203,6 @@ def test_only_gpus_of_one_model_share_a_sweep(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
     assert device.same_model_uuids() == ["GPU-0", "GPU-2"]
-
-
-# ---- cancelling, and waiting
 
 
 def test_cancel_keeps_rows_and_the_next_sweep_goes_on(space, journal):
@@ -339,9 +326,6 @@ def test_a_sweep_that_waits_for_its_turn_says_so_and_can_be_cancelled(space, own
         assert not running.waits_for_gpu and not worker_pool._pool.busy
 
 
-# ---- worker processes
-
-
 @pytest.mark.compile
 @pytest.mark.fault
 def test_faults_of_every_kind_in_one_sweep(tmp_path, journal):
@@ -365,17 +349,15 @@ def test_faults_of_every_kind_in_one_sweep(tmp_path, journal):
     for (_, fault), row in rows.items():
         if fault:
             words = faults.FAULTS[fault][device.current().capability is None]
-            assert (
-                row["status"] == ("wrong" if fault == "wrong result" else "failed") and words in row["reason"]
-            )
+            assert row["status"] == ("wrong" if fault == "wrong result" else "failed")
+            assert words in row["reason"]
             assert row["reason"].count("\n") == 0
         else:
             assert row["status"] == "ok" and row["ms"] > 0, row
     assert {row["key"] for row in rows.values() if row.get("resumed")} == set(before)
     again = [kernel for *_, kernel in log(space, "end")[ended:]]
-    again = again[
-        : len(again) - sum("final_ms" in row for row in rows.values())
-    ]  # the finalists are timed again
+    # the finalists are timed again
+    again = again[: len(again) - sum("final_ms" in row for row in rows.values())]
     assert not set(again) & {row["kernel"] for row in before.values()}, (
         "a row that was kept was measured again"
     )

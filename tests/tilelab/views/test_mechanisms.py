@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from cases import cases
 from legible import assert_legible
 
 from tilelab import ROOT, views
@@ -40,9 +41,8 @@ def test_a_state_shows_the_barriers_as_its_sentence_counts_them():
     pending = [(state[name][0].arrivals, state[name][0].nbytes) for state, name in (
         (announced, "full"), (landed, "full"), (arrived, "empty"), (ended, "empty"))]  # fmt: skip
     assert pending == [(0, 4096), (0, 2048), (1, 0), (2, 0)]
-    assert (
-        arrived["say"].endswith("arrives on empty[0]. Arrivals pending: 1.") and ended["empty"][0].phase == 1
-    )
+    assert arrived["say"].endswith("arrives on empty[0]. Arrivals pending: 1.")
+    assert ended["empty"][0].phase == 1
 
 
 def test_a_barrier_counts_arrivals_and_bytes():
@@ -57,8 +57,8 @@ def test_a_barrier_counts_arrivals_and_bytes():
     assert (barrier.phase, barrier.arrivals) == (1, 2) and barrier.lets_pass(0) and not barrier.lets_pass(1)
 
 
-@pytest.mark.parametrize(
-    "passes, said", [(True, "too many|overwrites|before it has landed"), (False, "nobody can move any more")]
+@cases(
+    "passes, said", (True, "too many|overwrites|before it has landed"), (False, "nobody can move any more")
 )
 def test_waits_that_ignore_the_parity_are_found(monkeypatch, passes, said):
     monkeypatch.setattr(mechanisms.Barrier, "lets_pass", lambda self, parity: passes)
@@ -67,9 +67,7 @@ def test_waits_that_ignore_the_parity_are_found(monkeypatch, passes, said):
             mechanisms.make_ring().run(order)
 
 
-@pytest.mark.parametrize(
-    "run, consumer", [(mechanisms.run_ring, "consumer"), (mechanisms.run_roles, "consumer 0")]
-)
+@cases("run, consumer", (mechanisms.run_ring, "consumer"), (mechanisms.run_roles, "consumer 0"))
 def test_producer_and_consumer_are_each_shown_to_pass_and_to_block(run, consumer):
     seen = {(role, status) for state in run() for role, (status, _) in state["doing"].items()}
     for role in ("producer", consumer):
@@ -99,9 +97,8 @@ def test_softmax_in_pieces_is_softmax():
     weights = [2**score / sum(2**other for other in scores) for score in scores]
     last = mechanisms.run_softmax()[-1]
     assert last["weights"] == pytest.approx(weights)
-    assert last["values"]["output"] == pytest.approx(
-        [sum(w * row[d] for w, row in zip(weights, rows)) for d in (0, 1)]
-    )
+    found = last["values"]["output"]
+    assert found == pytest.approx([sum(w * row[d] for w, row in zip(weights, rows)) for d in (0, 1)])
 
 
 @pytest.mark.parametrize("name", stepper.MECHANISMS)
@@ -113,9 +110,8 @@ def test_a_still_can_be_read_and_shows_steps_that_exist(name):
 
 
 def test_an_unknown_mechanism_is_named():
-    with pytest.raises(
-        ValueError, match="unknown mechanism 'rings'; choose one of ring, roles, raster, softmax."
-    ):
+    says = "unknown mechanism 'rings'; choose one of ring, roles, raster, softmax."
+    with pytest.raises(ValueError, match=says):
         stepper.show("rings")
 
 
@@ -129,6 +125,5 @@ def test_notebooks_hold_the_steps_of_today():
             for stored in (output.get("data", {}).get(views.MIME) for output in cell.get("outputs", [])):
                 if stored and stored["view"] == "stepper":
                     data = views.read_stored(stored)[1]
-                    assert data == wanted[data["title"]], (
-                        f"{path.stem}: run the cell of {data['title']} again"
-                    )
+                    expected = wanted[data["title"]]
+                    assert data == expected, f"{path.stem}: run the cell of {data['title']} again"

@@ -54,9 +54,8 @@ def test_every_sentence_of_500_random_maps_and_loads_is_python_s(page):
     for made in microscope_audit.make_random_maps():
         corner = [source.randint(-600, 600) * source.choice((1, 16)) for _ in made.shape]
         extra, target = source.choice((0, 0, 16, -4)), source.choice(device.TARGETS[1:])
-        load = object.__new__(
-            map_report.BoxLoad
-        )  # without its own checks, which refuse what has no reproducer
+        # without its own checks, which refuse what has no reproducer
+        load = object.__new__(map_report.BoxLoad)
         load.__dict__.update(vars(made), corner=tuple(corner), extra=extra)
         given.append([load_of(made, corner, extra), target, device.target_limits(target).smem_per_block])
         expected.append([load.broken_map_rules(), load.broken_load_rules(target)])
@@ -152,9 +151,8 @@ def test_addresses_wavefronts_and_sentences_of_random_reads_are_python_s(page):
         "addressOf({ rows, columns, itemsize, swizzle }, row, column))))"
     )
     given = [[*box[:3], tensor_map.SWIZZLES[box[3]]] for box in boxes]
-    assert evaluate(page, "microscope", expression, given) == [
-        explorer.addresses(*box).tolist() for box in boxes
-    ]
+    seen = evaluate(page, "microscope", expression, given)
+    assert seen == [explorer.addresses(*box).tolist() for box in boxes]
 
 
 def test_a_change_answers_within_50_ms(page):
@@ -179,26 +177,23 @@ def test_a_change_answers_within_50_ms(page):
 
 
 def test_the_box_moves_with_the_mouse_and_the_arrow_keys(page):
-    assert "2,560 bytes lie outside" in text(page, "facts") and "4,096 bytes, the whole box" in text(
-        page, "facts"
-    )
+    assert "2,560 bytes lie outside" in text(page, "facts")
+    assert "4,096 bytes, the whole box" in text(page, "facts")
     corner = [page.locator(f"{ROOT} [id$='-{name}']") for name in "yx"]
     page.locator(f"{ROOT} .tensor").focus()
     for _ in range(8):
         page.keyboard.press("ArrowDown")
     page.keyboard.press("Shift+ArrowLeft")
-    assert [each.input_value() for each in corner] == ["0", "48"] and "lies on the tensor" in text(
-        page, "facts"
-    )
+    assert [each.input_value() for each in corner] == ["0", "48"]
+    assert "lies on the tensor" in text(page, "facts")
     box = page.locator(f"{ROOT} .tensor .box").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] - box["width"] * 1.5, box["y"] + box["height"] / 2, steps=8)
     page.mouse.up()
     row, column = (int(each.input_value()) for each in corner)
-    assert row == 0 and column == pytest.approx(48 - 64, abs=4) and column % 4 == 0, (
-        "it moves by units of 16 bytes"
-    )
+    assert row == 0 and column == pytest.approx(48 - 64, abs=4), "it moves by units of 16 bytes"
+    assert column % 4 == 0, "it moves by units of 16 bytes"
     assert "keep every rule" in text(page, "rules") and "outside" in text(page, "facts")
     set_field(page, "x", -64)
     assert "All of it lies outside of the tensor and arrives as zero." in text(page, "facts")
@@ -245,10 +240,8 @@ def test_a_unit_links_its_source_its_place_and_its_banks(page):
     page.wait_for_function(f"document.querySelector('{ROOT} .readout').innerText.includes('place 2')")
     assert "Unit 0 of box row 2" in text(page, "readout") and "read by lane 2" in text(page, "readout")
     page.keyboard.press("Enter")
-    assert [page.locator(f"{ROOT} [id$='-{name}']").input_value() for name in ("readRow", "readColumn")] == [
-        "2",
-        "0",
-    ]
+    found = [page.locator(f"{ROOT} [id$='-{name}']").input_value() for name in ("readRow", "readColumn")]
+    assert found == ["2", "0"]
     assert "30 lanes" in text(page, "cost")
     memory.hover(position={"x": 70, "y": 10})
     page.wait_for_function(

@@ -1,27 +1,31 @@
 """The sweep panel, driven in process by the messages of its view in the browser. Its sweeps are real, for a target."""
 
+import collections
 import itertools
 import json
 import os
 import re
 import statistics
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from cases import cases
 from odd_space import OddPanelSpace, build_nothing, call_here
 from waiting import wait_for
 
 from ch07.bulk_copy.lesson import sweep as bulk_copy_sweep
 from ch10.tile_pipeline.lesson import sweep as tile_pipeline_sweep
 from ch10.wgmma_gemm.lesson import sweep as wgmma_gemm_sweep
-from ch14 import gemm
+from ch14.attention.lesson import sweep as attention_sweep
 from ch14.descriptors.lesson import tile_copy_experiments
 from ch14.gemm.lesson import sweep as gemm_sweep
 from tilelab import views
 from tilelab.pictures import plots
 from tilelab.records import results
-from tilelab.runtime import device, tuned
+from tilelab.runtime import device
 from tilelab.sweeps import running_sweeps, sweep
 from tilelab.sweeps.journal import Journal
 from tilelab.views import listing, panel
@@ -30,6 +34,7 @@ from tilelab.views.panel import sentences, snapshot, widget
 
 GEMM, COPY = gemm_sweep.GemmSpace, tile_copy_experiments.CopySpace
 KERNELS = (GEMM, COPY, bulk_copy_sweep.BulkSpace, tile_pipeline_sweep.TileSpace, wgmma_gemm_sweep.WgmmaSpace)
+KERNELS += (attention_sweep.AttentionSpace,)
 
 
 @pytest.fixture(autouse=True)
@@ -205,21 +210,41 @@ def test_a_kernel_opens_at_a_shape_of_its_record(kernel):
     assert len(known) == len(shown.rows()), "it opens with configurations of which no record is"
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize("kernel", KERNELS[2:], ids=lambda kernel: kernel.title)
+def test_a_recording_fills_every_preset(kernel, monkeypatch):
+    """The experiment that makes a kernel's record sweeps all configurations of its presets at the first shape."""
+    swept = collections.defaultdict(set)
+
+    def note(configs, space):
+        swept[space.shape, space.dtype] |= {space.label(config)["kernel"] for config in configs}
+        return []
+
+    module = sys.modules[kernel.__module__]
+    monkeypatch.setattr(results, "live_or_recorded", lambda name, measure, *_: measure())
+    monkeypatch.setattr(module, "record_rows", note, raising=False)
+    in_place_of_sweep = lambda configs, space: SimpleNamespace(finish=lambda: note(configs, space))  # noqa: E731
+    monkeypatch.setattr(module, "Sweep", in_place_of_sweep, raising=False)
+    results.EXPERIMENTS[kernel.record]()
+    shape = next(iter(kernel.shapes.values()))
+    for dtype in {dtype for _, dtype in swept}:
+        space = kernel(shape, dtype, "sm_90a")
+        for preset, configs in kernel.presets.items():
+            assert {space.label(config)["kernel"] for config in configs(dtype)} <= swept[shape, dtype], preset
+
+
+@cases(
     "choice, says",
-    [
-        ({"preset": "none such"}, "unknown preset 'none such'; choose one of the field note's"),
-        ({"colour": "red"}, "choose one of kernel, shape"),
-        (
-            {"x": "size"},
-            "unknown x 'size'; choose one of tile; warps, stages; stages; warps; tile, warps; K step; kernel.",
-        ),
-        (
-            {"y": "size"},
-            "unknown y 'size'; choose one of warps, stages; tile; stages; warps; tile, warps; K step; kernel.",
-        ),
-        ({"target": "sm_80"}, "unknown target 'sm_80'; choose one of"),
-    ],
+    ({"preset": "none such"}, "unknown preset 'none such'; choose one of the field note's"),
+    ({"colour": "red"}, "choose one of kernel, shape"),
+    (
+        {"x": "size"},
+        "unknown x 'size'; choose one of tile; warps, stages; stages; warps; tile, warps; K step; kernel.",
+    ),
+    (
+        {"y": "size"},
+        "unknown y 'size'; choose one of warps, stages; tile; stages; warps; tile, warps; K step; kernel.",
+    ),
+    ({"target": "sm_80"}, "unknown target 'sm_80'; choose one of"),
 )
 def test_a_choice_that_no_menu_has_is_refused(choice, says, screen):
     with pytest.raises(ValueError, match=says):
@@ -727,67 +752,3 @@ def test_the_code_of_two_configurations_is_sent_or_a_sentence(screen, monkeypatc
         (answer,) = seen.messages
         assert answer["type"] == "code" and answer["keys"] == asked
         assert len(answer["sides"]) == 2 if asked is keys else "no such key" in answer["problem"]
-
-
-# ---- keeping the winner
-
-
-@pytest.fixture
-def on_h200(monkeypatch, tmp_path):
-    """A GPU to which rows of the session belong; nothing is launched."""
-    monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132))
-    monkeypatch.setenv("TILES_TUNED", str(tmp_path / "tuned"))
-
-
-def timed(shown, count=3):
-    """Give the first configurations of the choice times, the second one the best; return its configuration."""
-    keys = list(shown._choice.configs)[:count]
-    for number, key in enumerate(keys):
-        ms = 0.1 + 0.01 * abs(number - 1)
-        shown._session_rows[key] = {
-            **shown._choice.initial_rows[key],
-            "status": "ok",
-            "reason": "",
-            "ms": ms,
-            "ratio": 0.1 / ms,
-            "spread": 0.01,
-        }
-    shown._send_rows()
-    return shown._choice.configs[keys[1]]
-
-
-def test_keep_writes_the_winner_where_best_finds_it(on_h200, screen):
-    shown = panel.Panel(GEMM, COPY, shape="512,512,512", preset="the course's 8")
-    seen = screen(shown)
-    assert not seen.data["state"]["keep"], "nothing is timed"
-    winner = timed(shown)
-    assert seen.data["state"]["keep"]
-    click(shown, "keep")
-    assert f"512 × 512 × 512: {winner.name}, 100.0 µs, 1.00 × cuBLAS" in seen.said
-    assert gemm.find_best(512, 512, 512, "bf16", True, "sm_90a", 132) == (winner, "tuned")
-    assert tuned.load("gemm", "NVIDIA H200")[0]["tried"] == 3
-    choose(shown, kernel=COPY.title)  # for which there is no table
-    timed(shown)
-    assert not seen.data["state"]["keep"]
-    choose(shown, kernel=GEMM.title)
-    choose(shown, target="sm_90a")  # compiled only
-    assert not seen.data["state"]["keep"]
-
-
-def test_keep_needs_a_time_of_this_gpu_and_of_a_dtype_with_a_table(on_h200):
-    shown = panel.Panel(GEMM, shape="4096³", preset="grid of 96")
-    assert "recorded on NVIDIA H200" in shown.box.data["choice"]["source"] and not shown.state()["keep"]
-    shown = panel.Panel(GEMM, shape="512,512,512", preset="the course's 8", dtype="fp16")
-    timed(shown)
-    click(shown, "keep")
-    assert "holds bf16 only" in shown.state()["problem"]
-
-
-def test_a_damaged_table_is_said_and_left(on_h200):
-    path = tuned.table_path("gemm", "NVIDIA H200")
-    path.parent.mkdir(parents=True)
-    path.write_text("{")
-    shown = panel.Panel(GEMM, shape="512,512,512", preset="the course's 8")
-    timed(shown)
-    click(shown, "keep")
-    assert "mend it or delete it" in shown.state()["problem"] and path.read_text() == "{"

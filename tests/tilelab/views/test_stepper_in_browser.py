@@ -79,9 +79,8 @@ def test_play_goes_on_and_stops(browser, tmp_path):
         assert find_step(page) == 3
         press(page, " ")
         page.clock.run_for(60000)
-        assert (
-            find_step(page) == 10 and page.get_by_role("button", name="Play or pause").inner_text() == "Play"
-        )
+        assert find_step(page) == 10
+        assert page.get_by_role("button", name="Play or pause").inner_text() == "Play"
 
 
 def test_one_tab_stop_for_the_buttons_and_keys_stay_in_the_view(browser, tmp_path):

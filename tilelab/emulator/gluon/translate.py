@@ -17,6 +17,7 @@ import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import ampere, blackwell, hopper
 from triton.language import core, math, standard
+from triton.language.extra.cuda import gdc
 from triton.runtime.jit import JITFunction
 
 from tilelab.emulator.gluon import instructions, memory, values
@@ -126,6 +127,7 @@ _ASYNC_COPY = {
     "commit_group": instructions.commit_group,
     "wait_group": instructions.wait_group,
 }
+_CUDA = {"gdc_wait": instructions.gdc_wait, "gdc_launch_dependents": instructions.gdc_wait}
 _NVIDIA = {
     name: getattr(instructions, name)
     for name in ("fence_async_shared", "warpgroup_mma_init", "warpgroup_mma", "warpgroup_mma_wait", "mma_v2",
@@ -143,6 +145,7 @@ TABLES = {
         ((hopper.tma, blackwell.tma), _TMA),
         ((hopper.mbarrier, ampere.mbarrier), _MBARRIER),
         ((ampere.async_copy,), _ASYNC_COPY),
+        ((gdc,), _CUDA),
     )
     for module in modules
 }

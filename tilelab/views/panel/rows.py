@@ -35,9 +35,8 @@ SHOWN_FIELDS = {
 COMPILERS = {"triton": "Triton", "cuda": "CUDA"}  # their fields in a record's versions
 TIMES, RATES = ("ratio", "ms"), ("tflops", "gbps")
 NUMBERS = {*SHOWN_FIELDS, *RATES, *"peer_ms final_ms final_ratio error peer_error spills threads".split()}
-BUILT_FIELDS = (
-    "status reason registers spills smem threads programs_per_sm counts".split()
-)  # what a build finds
+# what a build finds
+BUILT_FIELDS = "status reason registers spills smem threads programs_per_sm counts".split()
 # The fields of a row that the view in the browser gets as they are; get_value gives it the others.
 SENT_FIELDS = (
     "kernel status reason note registers spills smem threads programs_per_sm from_record here".split()

@@ -14,7 +14,7 @@ from IPython.display import display
 
 from tilelab import views
 from tilelab.runtime import device
-from tilelab.sweeps import running_sweeps, sweep, tune
+from tilelab.sweeps import running_sweeps, sweep
 from tilelab.sweeps.space import Space
 from tilelab.views import listing
 from tilelab.views.panel import rows as panel_rows
@@ -56,9 +56,6 @@ class Panel:
         self._set_kernel(kernels[0].title)
         self._set_values(choice)
         self._choose()
-        self._cell = running_sweeps.find_cell()
-        if self._choice and (left := running_sweeps.claim(self._choice.configs, self._cell)):
-            self._follow(left)  # an earlier panel of this cell has started it
         self.box.data = self._make_data(alone=True)
         self._outdated = False  # whether the data with which the view was made are old
         self.box.on_msg(self._receive)
@@ -174,17 +171,8 @@ class Panel:
         with self._lock:
             if not self.running and self._choose():
                 choice = self._choice
-                self._follow(sweep.Sweep(choice.configs.values(), choice.space, journal=choice.journal))
-                self._send_rows()
-
-    def _follow(self, begun: sweep.Sweep) -> None:
-        self._owner.follow(running_sweeps.add(begun, self._cell, self._release))
-
-    def _release(self) -> None:
-        """Leave the sweep to a newer panel of the cell, and stop drawing it."""
-        with self._lock:
-            if self._owner.release():
-                self._note = "a newer panel of this cell shows this sweep"
+                begun = sweep.Sweep(choice.configs.values(), choice.space, journal=choice.journal)
+                self._owner.follow(begun)
                 self._send_rows()
 
     def _on_rows(self, running: sweep.Sweep) -> None:
@@ -221,28 +209,6 @@ class Panel:
                 self._session_rows.pop(key, None)
             self.run()
 
-    def _find_kept(self, rows: list[dict]) -> dict | None:
-        """Return the fastest row, for `keep`; None unless it was timed on the GPU here."""
-        choice, best = self._choice, panel_rows.find_winner(rows)
-        if best is None or self.running or not choice.space.table or not choice.space.can_measure:
-            return None
-        return None if "from_record" in best else best
-
-    def keep(self) -> None:
-        """Put the fastest configuration into the table of tuned shapes, and say so."""
-        with self._lock:
-            rows, choice = self.rows(), self._choice
-            if (row := self._find_kept(rows)) is None:
-                return
-            tried = sum(bool(row.get("ms")) for row in rows)
-            try:
-                sentence = tune.keep_winner(choice.space, choice.configs[row["key"]], row, tried)
-            except Exception as error:
-                self._complain(describe_error(error))
-                return
-            self._note = f"in the table of tuned shapes, {sentence.rstrip('.')}"
-            self._complain("")
-
     # -- the view in the browser
 
     def state(self) -> dict:
@@ -262,7 +228,6 @@ class Panel:
             "winner": sentences.describe_winner(rows, choice.space.peer) if choice else [],
             "cause": sentences.describe_cause(choice, rows, self._described["roofline"]) if choice else "",
             "problem": self._problem,
-            "keep": self._find_kept(rows) is not None,
             "order": [place[id(row)] for row in panel_rows.rank_rows(rows)],
             "best": None if best is None else place[id(best)],
         }
@@ -300,7 +265,6 @@ class Panel:
             "run": self.run,
             "cancel": self.cancel,
             "again": self.start_over,
-            "keep": self.keep,
             "choose": lambda: self.choose(**message["values"]),
             "code": lambda: self._start_code(message["keys"]),
         }

@@ -2,6 +2,7 @@
 
 import planted
 import pytest
+from cases import cases
 
 from ch07.start.lesson import exercises
 from tilelab import ROOT, emulator
@@ -19,26 +20,17 @@ def answer(kernel, *changes):
     return planted.answer(SOLUTIONS, kernel, *changes)[kernel]
 
 
-@pytest.mark.parametrize(
+@cases(
     "check, kernel, change",
-    [
-        (
-            exercises.check_floats,
-            "copy_floats",
-            ("expect_tx(barrier, 4 * COUNT)", "expect_tx(barrier, COUNT)"),
-        ),
-        (exercises.check_floats, "copy_floats", ("mbarrier_init(barrier, 1)", "mbarrier_init(barrier, 32)")),
-        (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "blockIdx.x")),
-        (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "tiles - blockIdx.x")),
-        (exercises.check_reversed, "reverse_tiles", ("mbarrier_wait(barrier, 0);", "")),
-        (
-            exercises.check_interleaved,
-            "interleave",
-            ("expect_tx(barrier, 2 * BYTES)", "expect_tx(barrier, BYTES)"),
-        ),
-        (exercises.check_interleaved, "interleave", ("y + place", "x + place")),
-        (exercises.check_interleaved, "interleave", ("out + 2 * place", "out + place")),
-    ],
+    (exercises.check_floats, "copy_floats", ("expect_tx(barrier, 4 * COUNT)", "expect_tx(barrier, COUNT)")),
+    (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "blockIdx.x")),
+    (exercises.check_reversed, "reverse_tiles", ("mbarrier_wait(barrier, 0);", "")),
+    (
+        exercises.check_interleaved,
+        "interleave",
+        ("expect_tx(barrier, 2 * BYTES)", "expect_tx(barrier, BYTES)"),
+    ),
+    (exercises.check_interleaved, "interleave", ("y + place", "x + place")),
 )
 def test_a_wrong_kernel_fails(check, kernel, change):
     with pytest.raises(AssertionError):
@@ -67,9 +59,8 @@ def test_two_barriers_do_not_count_as_one():
         ("y + place, BYTES, barrier", "y + place, BYTES, second"),
         ("mbarrier_wait(barrier, 0);", "mbarrier_wait(barrier, 0), mbarrier_wait(second, 0);"),
     )
-    with pytest.raises(
-        AssertionError, match="copies are right, but the kernel has 2 mbarriers instead of one"
-    ):
+    says = "copies are right, but the kernel has 2 mbarriers instead of one"
+    with pytest.raises(AssertionError, match=says):
         exercises.check_interleaved(answer("interleave", *changes))
 
 

@@ -72,9 +72,8 @@ def test_figures_of_the_machine_come_from_records_of_one_gpu(monkeypatch):
     monkeypatch.setattr(results, "load", lambda name, gpu=None: asked.append((name, gpu)) or load(name, gpu))
     machine = machine_module.describe_machine()
     assert machine.copy_tbps > 0 and machine.tflops > 0
-    assert {gpu for name, gpu in asked if name.startswith("ch10")} == {
-        device.Device(f"NVIDIA {machine.name}").slug
-    }
+    found = {gpu for name, gpu in asked if name.startswith("ch10")}
+    assert found == {device.Device(f"NVIDIA {machine.name}").slug}
 
 
 def test_what_has_no_record_is_none(tmp_path, monkeypatch):

@@ -11,15 +11,6 @@ from tilelab.records import results
 from tilelab.runtime import build, device, provenance
 
 
-def test_bank_conflicts():
-    def count(swizzle, block, tile=32):
-        found = experiments.bank_conflicts(TileConfig("transpose", tile, tile, swizzle=swizzle, block=block))
-        return found["read"], found["write"]
-
-    assert count("none", 1) == (32, 1) and count("128B", 1) == (4, 1)
-    assert count("none", 4) == count("128B", 4) == count("128B", 4, 64) == (1, 1)
-
-
 def test_a_space_rejects_what_cannot_run_there():
     config = TileConfig("stencil", 64, 128, 128, stages=4)
     spaces = {target: sweep.TileSpace((1024, 1024), "stencil", target) for target in device.TARGETS}
@@ -65,8 +56,7 @@ def test_records_go_stale_with_the_code_that_makes_them(monkeypatch):
         sweep.measure_sweep,
     ):
         assert every <= made.source()
-    for made in (experiments.check_dumps, broken_programs.run_programs):
-        assert every | {box_dump} <= made.source()
+    assert every | {box_dump} <= broken_programs.run_programs.source()
 
 
 def test_what_is_moved():
@@ -104,10 +94,8 @@ def test_rows_are_those_of_the_record(monkeypatch):
     )
     for measure, record in (
         (experiments.measure_speed, "speed"),
-        (experiments.measure_stages, "stages"),
         (experiments.measure_boxes, "boxes"),
         (experiments.measure_multicast, "multicast"),
-        (experiments.measure_reduction, "reduction"),
     ):
         rows, recorded = measure.__wrapped__(), results.load(f"ch10_tile_{record}", results.PREFERRED)["rows"]
         measured = {"ms", "peer_ms", "ratio", "gbps", "spread"}

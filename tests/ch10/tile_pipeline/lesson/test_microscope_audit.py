@@ -62,13 +62,11 @@ def test_random_reads_have_lanes_at_multiples_of_their_bytes():
 
 def test_words_that_the_lanes_must_find():
     x = torch.arange(8 * 64, dtype=torch.int16).view(8, 64)
-    assert microscope_audit.expected_words(Read(2, (8, 64), "none", "column", 0, (2, 3)), x).tolist() == [
-        row * 64 + 3 for row in range(2, 8)
-    ]
+    found = microscope_audit.expected_words(Read(2, (8, 64), "none", "column", 0, (2, 3)), x).tolist()
+    assert found == [row * 64 + 3 for row in range(2, 8)]
     pairs = x.view(torch.int32)
-    assert microscope_audit.expected_words(Read(2, (8, 64), "none", "row", 16, (1, 8)), x).tolist() == [
-        int(pairs[1, 4 + 4 * lane]) for lane in range(7)
-    ]
+    found = microscope_audit.expected_words(Read(2, (8, 64), "none", "row", 16, (1, 8)), x).tolist()
+    assert found == [int(pairs[1, 4 + 4 * lane]) for lane in range(7)]
     words = microscope_audit.expected_words(Read(2, (8, 64), "128B", "matrix", 0, (0, 8)), x)
     assert words.tolist() == pairs[:, 4:8].flatten().tolist()
 
@@ -100,14 +98,12 @@ def test_rows_compare_the_profiler_with_the_microscope(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: HOPPER)
     monkeypatch.setattr(microscope_audit, "check_read", lambda read: "")
     rows = microscope_audit.count_reads().rows
-    assert [row["name"] for row in rows] == list(map(str, reads)) and all(
-        row["status"] == "ok" for row in rows
-    )
+    assert [row["name"] for row in rows] == list(map(str, reads))
+    assert all(row["status"] == "ok" for row in rows)
     assert [row["agrees"] for row in rows] == [False] + [True] * 59
     text = microscope_audit.describe([{"driver": "CUDA_SUCCESS", "agrees": True}], rows)
-    assert (
-        "in 59 of 60 reads" in text and f"instead of {rows[0]['expected']} for a {rows[0]['name']}." in text
-    )
+    assert "in 59 of 60 reads" in text
+    assert f"instead of {rows[0]['expected']} for a {rows[0]['name']}." in text
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ import re
 import planted
 import pytest
 import torch
+from cases import cases
 
 from ch10.tile_sharing.lesson import exercises
 from tilelab import ROOT, emulator
@@ -41,24 +42,22 @@ def run_check(kernel, launch=None, **options):
     return exercises.check_sum(exercises.by_share(kernel, share))
 
 
-@pytest.mark.parametrize(
+@cases(
     "kernel, constants, options",
-    [("nearest_multicast", {"CLUSTER": 4}, {"cluster": 4}), ("add_partial", {"SHARE": 4}, {"share": 4})],
+    ("nearest_multicast", {"CLUSTER": 4}, {"cluster": 4}),
+    ("add_partial", {"SHARE": 4}, {"share": 4}),
 )
 def test_the_other_constants_pass(kernel, constants, options):
     assert run_check(changed(kernel, **constants), **options) == ""
 
 
-@pytest.mark.parametrize(
+@cases(
     "kernel, change",
-    [
-        ("nearest", ("unit ^ threadIdx.x % 8", "unit")),
-        ("nearest_multicast", ("if (tile > 0) cluster_wait();", "")),
-        ("nearest_multicast", ("BYTES);  //", "SHARE);  //")),
-        ("nearest_multicast", ("rank * SHARE", "0")),
-        ("add_partial", ("        __syncthreads();\n", "")),
-        ("add_partial", ("i / STAGES % 2", "0")),
-    ],
+    ("nearest", ("unit ^ threadIdx.x % 8", "unit")),
+    ("nearest_multicast", ("if (tile > 0) cluster_wait();", "")),
+    ("nearest_multicast", ("BYTES);  //", "SHARE);  //")),
+    ("nearest_multicast", ("rank * SHARE", "0")),
+    ("add_partial", ("i / STAGES % 2", "0")),
 )
 def test_a_wrong_version_fails(kernel, change):
     assert run_check(changed(kernel, change))
@@ -91,84 +90,46 @@ HAS_NO_BARRIER = (
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes, fault",
-    [
-        # the announced bytes
-        (
-            [("(barrier, BYTES)", "(barrier, SHARE)")],
-            "the score of no row: its row|4096 bytes were not announced",
-        ),
-        (
-            [("(barrier, BYTES)", "(barrier, CLUSTER * BYTES)")],
-            "waits for ever .* lacks 0 of 1 arrivals and 8192 bytes",
-        ),
-        (
-            [("mbarrier_arrive_expect_tx", "if (rank == 0) mbarrier_arrive_expect_tx")],
-            "block 1, .* lacks 1 of 1 arrivals and has got 8192 bytes that were not announced",
-        ),
-        # the mask: the own block, right for two blocks only, one too many
-        ([("(1 << CLUSTER) - 1", "1 << rank")], "waits for ever .* lacks 0 of 1 arrivals and 4096 bytes"),
-        (
-            [("(1 << CLUSTER) - 1", "3")],
-            "4 queries, 40 rows: (line [0-9]+: )?block 2, .* lacks 0 of 1 arrivals and 8192 bytes",
-        ),
-        ([("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1")], "names block 2 of a cluster of 2"),
-        # the place in the stage
-        ([("stage + rank * SHARE", "stage")], r"out\[0\]\[0\], is .*, the score of row 32"),
-        (
-            [("stage + rank * SHARE", "stage + rank * BYTES")],
-            "the score of no row: its row was not in its place",
-        ),
-        # the row of the table
-        ([(" + rank * (ROWS / CLUSTER)", "")], r"out\[0\]\[32\], is .*, the score of row 0"),
-        (
-            [("0, tile * ROWS + rank * (ROWS / CLUSTER)", "tile * ROWS + rank * (ROWS / CLUSTER), 0")],
-            r"out\[0\]\[32\], is 0 .* outside of the table",
-        ),
-        # before the first load: only the own block, after the load
-        ([(FIRST, "    __syncthreads();\n")], HAS_NO_BARRIER),
-        ([(FIRST, ""), ("++tile) load(tile);\n", "++tile) load(tile);\n" + FIRST)], HAS_NO_BARRIER),
-        # before a refill: no wait, the wait behind the load, the tile that is being read, no refill
-        (
-            [("        if (tile > 0) cluster_wait();\n", "")],
-            "calls cluster_arrive a second time without cluster_wait between",
-        ),
-        (
-            [
-                (
-                    "        if (tile > 0) cluster_wait();\n        if (leader && tile > 0) load(tile - 1 + STAGES);\n",
-                    "        if (leader && tile > 0) load(tile - 1 + STAGES);\n        __syncwarp();\n"
-                    "        if (tile > 0) cluster_wait();\n",
-                )
-            ],
-            "the score of row 288: its stage was refilled before",
-        ),
-        (
-            [("if (leader && tile > 0) load(tile - 1 + STAGES)", "if (leader) load(tile + STAGES)")],
-            "the score of row 288: its stage was refilled before",
-        ),
-        (
-            [("        if (leader && tile > 0) load(tile - 1 + STAGES);\n", "")],
-            "waits for ever .* lacks 1 of 1 arrivals",
-        ),
-        # at the end: a wait too many
-        (
-            [(REFILL + LAST, AT_ONCE.format("{") + LAST)],
-            "calls cluster_wait without cluster_arrive since the last one",
-        ),
-        # what is given: the parity
-        (
-            [("tile / STAGES % 2);", "0);")],
-            "the score of row 0: its stage was read before the new tile had landed",
-        ),
-        # who calls: one thread of each block meets the cluster; every thread loads
-        (
-            [(FIRST, "    __syncwarp();\n    if (leader) cluster_arrive(), cluster_wait();\n")],
-            "waits for ever",
-        ),
-        ([("leader && tile < STAGES", "tile < STAGES")], "gets more arrivals in a phase"),
-    ],
+    # the announced bytes
+    (
+        [("(barrier, BYTES)", "(barrier, SHARE)")],
+        "the score of no row: its row|4096 bytes were not announced",
+    ),
+    (
+        [("(barrier, BYTES)", "(barrier, CLUSTER * BYTES)")],
+        "waits for ever .* lacks 0 of 1 arrivals and 8192 bytes",
+    ),
+    # the mask: the own block, right for two blocks only, one too many
+    ([("(1 << CLUSTER) - 1", "1 << rank")], "waits for ever .* lacks 0 of 1 arrivals and 4096 bytes"),
+    (
+        [("(1 << CLUSTER) - 1", "3")],
+        "4 queries, 40 rows: (line [0-9]+: )?block 2, .* lacks 0 of 1 arrivals and 8192 bytes",
+    ),
+    ([("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1")], "names block 2 of a cluster of 2"),
+    # the place in the stage
+    ([("stage + rank * SHARE", "stage")], r"out\[0\]\[0\], is .*, the score of row 32"),
+    ([("stage + rank * SHARE", "stage + rank * BYTES")], "the score of no row: its row was not in its place"),
+    # the row of the table
+    ([(" + rank * (ROWS / CLUSTER)", "")], r"out\[0\]\[32\], is .*, the score of row 0"),
+    # before the first load: only the own block, after the load
+    ([(FIRST, "    __syncthreads();\n")], HAS_NO_BARRIER),
+    ([(FIRST, ""), ("++tile) load(tile);\n", "++tile) load(tile);\n" + FIRST)], HAS_NO_BARRIER),
+    # before a refill: no wait, the wait behind the load, the tile that is being read, no refill
+    (
+        [("if (leader && tile > 0) load(tile - 1 + STAGES)", "if (leader) load(tile + STAGES)")],
+        "the score of row 288: its stage was refilled before",
+    ),
+    # at the end: a wait too many
+    (
+        [(REFILL + LAST, AT_ONCE.format("{") + LAST)],
+        "calls cluster_wait without cluster_arrive since the last one",
+    ),
+    # what is given: the parity
+    # who calls: one thread of each block meets the cluster; every thread loads
+    ([(FIRST, "    __syncwarp();\n    if (leader) cluster_arrive(), cluster_wait();\n")], "waits for ever"),
+    ([("leader && tile < STAGES", "tile < STAGES")], "gets more arrivals in a phase"),
 )
 def test_a_wrong_multicast_fails_and_says_what_is_wrong(changes, fault):
     torch.manual_seed(0)  # with other numbers, two rows could have the same score
@@ -176,13 +137,11 @@ def test_a_wrong_multicast_fails_and_says_what_is_wrong(changes, fault):
         exercises.check_scores(changed("score_rows", *changes, among=SOLUTIONS))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        (REFILL + LAST, AT_ONCE.format("{") + "    }\n"),
-        (LAST, "    }\n"),  # a block may end before its multicast has landed elsewhere
-        (REFILL + LAST, AT_ONCE.format("if (tile + STAGES < tiles) {") + "    }\n" + FIRST),
-    ],
+    (REFILL + LAST, AT_ONCE.format("{") + "    }\n"),
+    (LAST, "    }\n"),  # a block may end before its multicast has landed elsewhere
+    (REFILL + LAST, AT_ONCE.format("if (tile + STAGES < tiles) {") + "    }\n" + FIRST),
 )
 def test_a_multicast_may_refill_at_once(change):
     exercises.check_scores(changed("score_rows", change, among=SOLUTIONS))
@@ -209,9 +168,8 @@ def test_the_lesson_gives_the_signature_of_the_solution():
     given, solved = (kernels["score_rows"].source for kernels in (KERNELS, SOLUTIONS))
     begin = solved.index('extern "C"')
     signature = solved[begin : solved.index("{", begin) + 1]
-    assert (
-        given.partition('extern "C"')[2] == signature.partition('extern "C"')[2] + "\n    // your kernel\n}"
-    )
+    found = given.partition('extern "C"')[2]
+    assert found == signature.partition('extern "C"')[2] + "\n    // your kernel\n}"
     assert len(solved.splitlines()) <= 50
     assert SOLUTIONS["score_rows"].sass("UTMALDG.*MULTICAST") and SOLUTIONS["score_rows"].sass("UCGABAR_WAIT")
 
@@ -219,3 +177,19 @@ def test_the_lesson_gives_the_signature_of_the_solution():
 def test_a_block_that_announces_only_its_own_share_reads_too_early():
     own_share = changed("nearest_multicast", ("expect_tx(barrier, BYTES)", "expect_tx(barrier, SHARE)"))
     assert re.search("were not announced|may still be landing", run_check(own_share))
+
+
+def test_the_sweep_of_the_gemm_says_for_how_many_a_multicast_is_faster(monkeypatch):
+    speeds = {
+        "a · spec": 1.0,
+        "a · spec · cluster of 2": 1.1,
+        "b · spec": 0.8,
+        "b · spec · cluster of 2": 0.6,
+        "c": 0.9,
+    }
+    rows = [{"config": name, "ratio": ratio} for name, ratio in speeds.items()]
+    found = {"rows": rows, "device": {"name": "H", "capability": [9, 0]}, "recorded": "2026-11-28"}
+    monkeypatch.setattr(exercises.results, "load", lambda name: found)
+    said = exercises.describe_gemm_clusters()
+    assert "faster in 1 of 2 configurations, 0.75 to 1.10 × the same without (most: a)" in said
+    assert "the fastest with 1.10 × cuBLAS, without 1.00 ×; recorded on H, 2026-11-28" in said

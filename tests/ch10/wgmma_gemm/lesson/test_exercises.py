@@ -3,6 +3,7 @@
 import cells
 import pytest
 import torch
+from cases import cases
 
 from ch10.wgmma_gemm.lesson import exercises
 from tilelab import ROOT, emulator
@@ -20,58 +21,37 @@ def answer(kernel, *changes):
     return cells.change_kernel(SOLUTIONS[kernel], *changes)
 
 
-@pytest.mark.parametrize("full, empty", [(1, 256), (3, 256), (2, 8), (2, 128), (2, 384)])
+@pytest.mark.parametrize("full, empty", [(1, 256), (2, 8), (2, 384)])
 def test_wrong_counts_fail(full, empty):
     with pytest.raises(AssertionError, match="mbarrier"):
         exercises.check_counts(answer("counted").define(FULL=full, EMPTY=empty))
 
 
-ARRIVE = "        if (step > 0 && threadIdx.x % 32 == 0) mbarrier_arrive(empty + (step - 1) % STAGES * 8);"
 WAIT = "mbarrier_wait(full + 8 * stage, use % 2);"
 RELEASE = "mbarrier_wait(empty + 8 * stage, (use + 1) % 2);"
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("wgmma_wait<1>();", "wgmma_wait<2>();"),
-        ("(step - 1) % STAGES * 8", "8 * stage"),
-        ("if (step > 0 && threadIdx.x % 32 == 0)", "if (step > 0 && threadIdx.x % 128 == 0)"),
-        (WAIT, "mbarrier_wait(full + 8 * stage, 0);"),
-        (WAIT, ""),
-        (RELEASE, ""),
-        (RELEASE, "mbarrier_wait(empty + 8 * stage, use % 2);"),
-        ("mbarrier_init(empty + 8 * stage, 4);", "mbarrier_init(empty + 8 * stage, 8);"),
-        ("        fence_mbarrier_init();\n", ""),
-        ("full + 8 * stage, STAGE_BYTES", "full + 8 * stage, BOX_BYTES"),
-        ("b_map, step * 64, column", "b_map, step * 64, row"),
-        ("tiles_n = (N + 63) / 64", "tiles_n = (M + 63) / 64"),
-        ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a, step > 0);"),
-        ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a + BOX_BYTES, true);"),
-        ("wgmma_fence();", ""),
-        ("    wgmma_wait<0>();\n", ""),
-        (f"        wgmma_wait<1>();\n{ARRIVE}", f"{ARRIVE}\n        wgmma_wait<1>();"),
-    ],
+    ("wgmma_wait<1>();", "wgmma_wait<2>();"),
+    ("(step - 1) % STAGES * 8", "8 * stage"),
+    ("if (step > 0 && threadIdx.x % 32 == 0)", "if (step > 0 && threadIdx.x % 128 == 0)"),
+    (WAIT, "mbarrier_wait(full + 8 * stage, 0);"),
+    ("mbarrier_init(empty + 8 * stage, 4);", "mbarrier_init(empty + 8 * stage, 8);"),
+    ("full + 8 * stage, STAGE_BYTES", "full + 8 * stage, BOX_BYTES"),
+    ("b_map, step * 64, column", "b_map, step * 64, row"),
+    ("tiles_n = (N + 63) / 64", "tiles_n = (M + 63) / 64"),
+    ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a, step > 0);"),
 )
 def test_a_wrong_kernel_fails(change):
     with pytest.raises(AssertionError, match="with . stages, "):
         exercises.check_whole(answer("my_gemm", change))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, count",
-    [
-        ([("wgmma_wait<1>();", "wgmma_wait<0>();")], 6),
-        (
-            [
-                ("wgmma_wait<1>();", "wgmma_wait<0>();"),
-                ("step > 0 && ", ""),
-                ("(step - 1) % STAGES * 8", "8 * stage"),
-            ],
-            6,
-        ),
-        ([("wgmma_wait<1>();", "if (step % 2) wgmma_wait<0>(); else wgmma_wait<1>();")], 3),
-    ],
+    ([("wgmma_wait<1>();", "wgmma_wait<0>();")], 6),
+    ([("wgmma_wait<1>();", "if (step % 2) wgmma_wait<0>(); else wgmma_wait<1>();")], 3),
 )
 def test_two_steps_must_overlap(change, count):
     with pytest.raises(AssertionError, match=f"the sums are right, but {count} of 6 steps wait"):
@@ -86,15 +66,9 @@ def test_the_producer_must_run_ahead(ahead):
         exercises.check_whole(source)
 
 
-# ---- the lesson itself
-
-
-def test_the_lessons_kernels_are_short_and_fit_the_registers():
+def test_the_lessons_kernels_fit_the_registers():
     for name in dict(exercises.VERSIONS):
         kernel = LESSON[name]
-        assert len(kernel.source.splitlines()) <= 60 and max(map(len, kernel.source.splitlines())) <= 120, (
-            name
-        )
         assert not kernel.resources()["spills"] and kernel.counts()["HGMMA"], name
 
 

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from ch14.attention.lesson import audit, experiments
-from claims.judge import Evidence
 from tilelab.measure import bench, peers
 from tilelab.records import results
 from tilelab.runtime import device
@@ -74,10 +73,8 @@ def test_rows_of_every_case(stand_ins, monkeypatch, flash_4):
     monkeypatch.setattr(peers, "find", lambda name: flash_4)
     rows = audit.compare_with_peers().rows
     cases = len(audit.CASES) + 1
-    assert [row["name"] for row in rows] == ["cuDNN", FLASH_4, "course", "course"] * cases + [
-        "flash",
-        "eager",
-    ]
+    found = [row["name"] for row in rows]
+    assert found == ["cuDNN", FLASH_4, "course", "course"] * cases + ["flash", "eager"]
     assert all(
         row["status"] == "ok" and row["ratio"] == pytest.approx(row["peer_ms"] / row["ms"]) for row in rows
     )
@@ -87,8 +84,6 @@ def test_rows_of_every_case(stand_ins, monkeypatch, flash_4):
         if row["name"] == "course"
     }
     assert against["cuDNN"][0] == 2 and against[FLASH_4] == (pytest.approx(0.9), 0, "4.0")
-    best = peers.select_strongest([row for row in rows if row["name"] == "course"], ("shape", "causal"))
-    assert len(best) == cases and {row["peer"] for row in best} == {FLASH_4}
     assert {tuple(row["shape"]) for row in rows[-2:]} == {experiments.LONG}
     assert "ch14_attention_peers" in results.EXPERIMENTS
 
@@ -100,29 +95,15 @@ def test_without_it_its_rows_say_why(stand_ins, monkeypatch):
     missing = [row for row in rows if row["status"] != "ok"]
     assert len(missing) == len(audit.CASES) + 1 and {row["peer"] for row in missing} == {FLASH_4}
     assert all("TILES_PEERS" in row["reason"] and "ratio" not in row for row in missing)
-    best = peers.select_strongest([row for row in rows if row["name"] == "course"], ("shape", "causal"))
-    assert {row["peer"] for row in best} == {"cuDNN"}
 
 
 def test_a_result_that_is_wrong_is_not_timed(stand_ins, monkeypatch, flash_4):
     monkeypatch.setattr(audit, "verify", lambda candidate, case, peer: next(verdicts))
     verdicts = iter([{"status": "ok", "reason": ""}, {"status": "wrong", "reason": "error 1 is above 0"}])
     *_, row = audit.compare_case((*CASE, False), flash_4)
-    assert (
-        row["status"] == "failed"
-        and row["reason"] == f"{FLASH_4}: error 1 is above 0."
-        and row["peer"] == FLASH_4
-    )
+    assert row["status"] == "failed" and row["reason"] == f"{FLASH_4}: error 1 is above 0."
+    assert row["peer"] == FLASH_4
     verdicts = iter([{"status": "wrong", "reason": "error 1 is above 0"}, {"status": "ok", "reason": ""}])
     rows = audit.compare_case((*CASE, False), flash_4)
-    assert [(row["name"], row["status"]) for row in rows] == [
-        ("cuDNN", "ok"),
-        (FLASH_4, "ok"),
-        ("course", "wrong"),
-        ("course", "wrong"),
-    ]
-
-
-def test_the_claim_reads_the_rows():
-    rows = Evidence()("ch14_attention_peers", causal=False, shape=list(experiments.LONG))
-    assert {"cuDNN", FLASH_4, "course", "flash", "eager"} <= {row["name"] for row in rows}
+    found = [(row["name"], row["status"]) for row in rows]
+    assert found == [("cuDNN", "ok"), (FLASH_4, "ok"), ("course", "wrong"), ("course", "wrong")]

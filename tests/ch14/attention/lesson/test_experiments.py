@@ -64,9 +64,8 @@ def test_rows_name_their_case(stand_ins):
     assert all(row["shape"] == [*experiments.LONG] and row["ms"] == 1.0 for row in rows)
     assert [row["config"] for row in rows[4:]] == [*map(str, attention.configs().values())]
     rows = experiments.measure_shapes.__wrapped__()
-    assert len(rows) == 2 * len(experiments.SHAPES + experiments.OTHERS) and {
-        row["name"] for row in rows
-    } == {"best"}
+    assert len(rows) == 2 * len(experiments.SHAPES + experiments.OTHERS)
+    assert {row["name"] for row in rows} == {"best"}
     rows = experiments.measure_small_head.__wrapped__()
     assert [row["name"] for row in rows[-4:]] == ["cuDNN", "plain", "two groups", "four groups"]
     assert [row["tiles"] for row in rows[-3:]] == [256, 128, 64]

@@ -16,8 +16,7 @@ def test_no_held_out_shape_is_one_that_the_choice_was_fitted_to():
     for case in held_out.TUNED + held_out.HELD_OUT:
         batch, heads, kv_heads, queries, keys, d, causal = case
         assert heads % kv_heads == 0 and d in HEAD_DIMS and (queries == keys or not causal)
-    for case in held_out.TUNED_FEW_QUERIES + held_out.HELD_OUT_FEW_QUERIES:
-        assert case[3] <= 64 and 2000 <= case[4] <= 65536
+        assert queries > 64 or 2000 <= keys <= 65536
 
 
 @pytest.fixture

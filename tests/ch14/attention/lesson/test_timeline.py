@@ -115,9 +115,8 @@ def test_the_trace_of_one_cta_becomes_a_recording():
     ]
     assert loads[10:12] == [(1, None, 4, 1), (1, None, 4, 1)]
     products = [row for row in rows if (row["lane"], row["kind"]) == ("consumer 1", "product")]
-    assert [(row["tile"], row["step"]) for row in products] == [
-        (tile, block) for tile in range(2) for block in range(BLOCKS) for _ in "kv"
-    ]
+    found = [(row["tile"], row["step"]) for row in products]
+    assert found == [(tile, block) for tile in range(2) for block in range(BLOCKS) for _ in "kv"]
     assert products[0]["end"] - products[0]["begin"] == 700 and rows[0]["begin"] == 0
     waits = [row for row in rows if row["barrier"] == "empty" and row["stage"] == 0]
     assert [row["phase"] for row in waits] == [1, 0, 1, 0]
@@ -160,9 +159,8 @@ def test_the_record_shows_what_the_notebook_says():
         if step and not is_v:  # Q K^T is issued before P V of the block before, and ends first
             scores, last = products[lane, tile, step, False], products[lane, tile, step - 1, True]
             assert scores["begin"] < last["begin"] < scores["end"] < last["end"]
-    for tile in range(
-        2
-    ):  # in the middle of a tile, a product of one consumer or the other is always in flight
+    # in the middle of a tile, a product of one consumer or the other is always in flight
+    for tile in range(2):
         covered, end = (products["consumer 0", tile, step, False]["begin"] for step in (3, 14))
         for row in sorted(products.values(), key=lambda row: row["begin"]):
             assert row["begin"] <= covered or covered >= end
@@ -183,10 +181,8 @@ def test_the_record_shows_what_the_notebook_says():
         for lane in recording["lanes"]
     }
     scope = waits.pop("producer")[0]  # the first wait for K finds its stage empty
-    for (
-        lane,
-        each,
-    ) in waits.items():  # most waits are short, and the start and the scopes are most of the waiting
+    # most waits are short, and the start and the scopes are most of the waiting
+    for lane, each in waits.items():
         start = sum(
             row["end"] - row["begin"]
             for row in rows

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from cases import cases
 
 from ch14.bug_hunt import HUNTS, Builds, describe, environments
 from ch14.bug_hunt.lesson.decision_tree import Tree
@@ -75,12 +76,10 @@ def test_an_axis_at_its_simplest():
     assert tree(BLOCK_K=32).bisect("BLOCK_K") is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "arguments, sentence",
-    [
-        ({"hunt": "loops"}, "unknown hunt 'loops'; choose one of loop, warp_specialize, dot_scaled"),
-        ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3"),
-    ],
+    ({"hunt": "loops"}, "unknown hunt 'loops'; choose one of loop, warp_specialize, dot_scaled"),
+    ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3"),
 )
 def test_no_choice(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
@@ -113,7 +112,6 @@ def test_what_stays_is_a_picture_and_text():
     assert picture.data == "" and text.data == one.text
     one.bisect("num_stages")
     picture, text = one.static_views()
-    assert (
-        picture._repr_png_().startswith(b"\x89PNG") and "1. num_stages: 1 builds, 2 fails; so 2" in text.data
-    )
+    assert picture._repr_png_().startswith(b"\x89PNG")
+    assert "1. num_stages: 1 builds, 2 fails; so 2" in text.data
     assert "num_stages builds at 1 and fails at 2, so 2 is kept." in picture.description

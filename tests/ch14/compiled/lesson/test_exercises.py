@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from cases import cases
 from cells import define
 
 from ch14.compiled.lesson import exercises
@@ -29,9 +30,6 @@ def cuda_kernel(change=("", "")):
     return cuda_magic.find_kernels(kernel.source.replace(*change), list(kernel.options))["silu_mul"]
 
 
-# ---- the kernels of the cells
-
-
 @pytest.mark.parametrize("name, loads", [("pointers", 0), ("device", 2), ("host", 2)])
 def test_the_triton_versions_are_right_and_load_as_they_say(name, loads):
     assert exercises.check_version(prepare(name)) == ""
@@ -40,13 +38,11 @@ def test_the_triton_versions_are_right_and_load_as_they_say(name, loads):
     assert bool(report.counts["tensormap_replace"]) == (name == "device")
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, change",
-    [
-        ("pointers", ("g * tl.sigmoid(g) * u", "g * tl.sigmoid(u) * u")),
-        ("device", ("out.store([start]", "out.store([0]")),
-        ("host", ("u_desc.load([start])", "g_desc.load([start])")),
-    ],
+    ("pointers", ("g * tl.sigmoid(g) * u", "g * tl.sigmoid(u) * u")),
+    ("device", ("out.store([start]", "out.store([0]")),
+    ("host", ("u_desc.load([start])", "g_desc.load([start])")),
 )
 def test_a_wrong_triton_version_fails(name, change):
     assert exercises.check_version(prepare(name, change))
@@ -54,16 +50,11 @@ def test_a_wrong_triton_version_fails(name, change):
 
 def test_the_cuda_version_is_right_and_moves_16_bytes():
     assert exercises.check_version(exercises.prepare_packs(cuda_kernel())) == ""
-    assert [line.split()[0] for line in cuda_kernel().sass("LDG|STG")] == [
-        "LDG.E.128",
-        "LDG.E.128",
-        "STG.E.128",
-    ]
+    found = [line.split()[0] for line in cuda_kernel().sass("LDG|STG")]
+    assert found == ["LDG.E.128", "LDG.E.128", "STG.E.128"]
 
 
-@pytest.mark.parametrize(
-    "change", [("if (i >= packs) return;", ""), ("k < 8", "k < 6"), ("gate[k + 1]", "gate[k]")]
-)
+@cases("change", ("if (i >= packs) return;", ""), ("k < 8", "k < 6"), ("gate[k + 1]", "gate[k]"))
 def test_a_wrong_cuda_version_fails(change):
     if not change[1] and device.current().has_tma:
         pytest.skip("writes past the end of a buffer on the GPU")
@@ -72,9 +63,6 @@ def test_a_wrong_cuda_version_fails(change):
     except Exception as error:
         fault = str(error)
     assert fault
-
-
-# ---- the exercises
 
 
 def test_a_norm_whose_result_is_like_a_contiguous_x_passes():
@@ -111,58 +99,34 @@ def test_a_step_of_one_size_may_serve_all_calls():
     exercises.check_recompilations(step, run)
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, reason",
-    [
-        (('mutates_args=("g",)', "mutates_args=()"), "names nothing"),
-        (('mutates_args=("g",)', 'mutates_args=("g", "u")'), "names g, u"),
-        (('mutates_args=("g",)', 'mutates_args="unknown"'), "names g, u"),
-        (("    @gate_in_place.register_fake\n", ""), "register a fake kernel"),
-        (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, u)()"), "input 1 was overwritten"),
-        (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, g)"), "g is not silu"),
-        (('mutates_args=("g",)', 'mutates_args=("u",)'), "names u"),
-        (("        return None\n", "        return torch.empty_like(g)\n"), "to return None"),
-    ],
+    (('mutates_args=("g",)', "mutates_args=()"), "names nothing"),
+    (('mutates_args=("g",)', 'mutates_args=("g", "u")'), "names g, u"),
+    (("    @gate_in_place.register_fake\n", ""), "register a fake kernel"),
+    (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, u)()"), "input 1 was overwritten"),
+    (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, g)"), "g is not silu"),
+    (("        return None\n", "        return torch.empty_like(g)\n"), "to return None"),
 )
 def test_a_wrong_operator_fails(change, reason):
     with pytest.raises(AssertionError, match=reason):
         exercises.check_operator(*define(SOLUTIONS, "make_operator", change=change))
 
 
-@pytest.mark.parametrize(
+FAKE_SUM = (
+    "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], dtype=torch.float32, device=x.device)"
+)
+
+
+@cases(
     "change, reason",
-    [
-        (
-            (
-                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], dtype=torch.float32, device=x.device)",
-                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], dtype=torch.float32)",
-            ),
-            "of a meta tensor the fake makes a result on cpu",
-        ),
-        (
-            (
-                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], dtype=torch.float32",
-                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], dtype=x.dtype",
-            ),
-            "dtype",
-        ),
-        (
-            (
-                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], ",
-                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], 1, ",
-            ),
-            "shape",
-        ),
-        (
-            (
-                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[0], ",
-                "def fake_sum_of_rows(x):\n    return torch.empty(x.shape[1], ",
-            ),
-            "shape",
-        ),
-    ],
+    ((", device=x.device", ""), "of a meta tensor the fake makes a result on cpu"),
+    (("torch.float32", "x.dtype"), "dtype"),
+    (("x.shape[0], ", "x.shape[0], 1, "), "shape"),
+    (("x.shape[0]", "x.shape[1]"), "shape"),
 )
 def test_a_fake_kernel_that_is_not_mended_fails(change, reason):
+    change = FAKE_SUM, FAKE_SUM.replace(*change)
     with pytest.raises(AssertionError, match=reason):
         exercises.check_fake(*define(SOLUTIONS, "sum_of_rows", "fake_sum_of_rows", change=change))
 
@@ -172,49 +136,36 @@ FAKE = """    def fake_norm(x, weight, eps):
 LAUNCH = "norm_kernel[(x.shape[0],)](x.contiguous(), weight.contiguous(), out, x.shape[1], eps, WIDE=wide, BLOCK=block)"
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, reason",
-    [
-        # the result
-        ((" / columns", ""), "the error is"),
-        (("x.contiguous()", "x"), "transposed the error is"),
-        (("weight.contiguous()", "weight"), "the error is"),
+    # the result
+    ((" / columns", ""), "the error is"),
+    (("x.contiguous()", "x"), "transposed the error is"),
+    (("x.contiguous()", "(x if x.stride(1) == 1 else x.contiguous())"), "cut from wider rows the error"),
+    (("triton.next_power_of_2(x.shape[1])", "512"), "the error is|not finite"),
+    (
+        ("x * scale * weight, mask", "(x * scale).to(out_ptr.dtype.element_ty).to(WIDE) * weight, mask"),
+        "round once",
+    ),
+    (("WIDE=wide", "WIDE=tl.float32"), "float64"),
+    (("        return out\n", "        x.zero_()\n        return out\n"), "was overwritten"),
+    ((LAUNCH, "out.copy_(torch.rms_norm(x, x.shape[1:], weight, eps))"), "launches no Triton kernel"),
+    # what is declared
+    (("    @norm.register_fake\n", ""), "register a fake kernel"),
+    ((FAKE, FAKE.replace(", device=x.device", ', device="meta"')), "the fake's result is on meta"),
+    ((FAKE, FAKE.replace("dtype=x.dtype, ", "")), "the fake says torch.float32"),
+    ((FAKE, FAKE.partition("return")[0] + "return torch.empty_like(x)"), "transposed the strides"),
+    # the gradient
+    (("    norm.register_autograd(norm_backward, setup_context=save_inputs)\n", ""), "no autograd formula"),
+    (("(weighted - normed * (weighted * normed).mean(1, keepdim=True))", "weighted"), "gradcheck"),
+    (
         (
-            ("x.contiguous()", "(x if x.stride(1) == 1 else x.contiguous())"),
-            "cut from wider rows the error is",
+            "    scale = (wide.",
+            "    wide = wide if wide.is_contiguous() else wide.T.reshape(x.shape)\n    scale = (wide.",
         ),
-        (("triton.next_power_of_2(x.shape[1])", "512"), "the error is|not finite"),
-        (
-            ("x * scale * weight, mask", "(x * scale).to(out_ptr.dtype.element_ty).to(WIDE) * weight, mask"),
-            "round once",
-        ),
-        (("WIDE=wide", "WIDE=tl.float32"), "float64"),
-        (("at < columns, other=0", "at <= columns, other=0"), "reads|columns|error"),
-        (("        return out\n", "        x.zero_()\n        return out\n"), "was overwritten"),
-        ((LAUNCH, "out.copy_(torch.rms_norm(x, x.shape[1:], weight, eps))"), "launches no Triton kernel"),
-        # what is declared
-        (("    @norm.register_fake\n", ""), "register a fake kernel"),
-        ((FAKE, FAKE.replace(", device=x.device", "")), "of meta tensors the fake makes a result on cpu"),
-        ((FAKE, FAKE.replace(", device=x.device", ', device="meta"')), "the fake's result is on meta"),
-        ((FAKE, FAKE.replace("dtype=x.dtype, ", "")), "the fake says torch.float32"),
-        ((FAKE, FAKE.partition("return")[0] + "return torch.empty_like(x)"), "transposed the strides"),
-        # the gradient
-        (
-            ("    norm.register_autograd(norm_backward, setup_context=save_inputs)\n", ""),
-            "no autograd formula",
-        ),
-        (("(weighted - normed * (weighted * normed).mean(1, keepdim=True))", "weighted"), "gradcheck"),
-        ((".sum(0).to", ".mean(0).to"), "gradcheck"),
-        (
-            (
-                "    scale = (wide.",
-                "    wide = wide if wide.is_contiguous() else wide.T.reshape(x.shape)\n    scale = (wide.",
-            ),
-            "a gradient in bfloat16",
-        ),
-        (("keepdim=True) + eps)", "keepdim=True))"), "gradcheck"),
-        (("(grad * normed).sum(0).to(weight.dtype)", "None"), "gradcheck"),
-    ],
+        "a gradient in bfloat16",
+    ),
+    (("keepdim=True) + eps)", "keepdim=True))"), "gradcheck"),
 )
 def test_a_wrong_norm_fails(change, reason):
     if device.current().has_tma and "<=" in change[1]:
@@ -233,9 +184,6 @@ def test_a_norm_that_names_what_it_does_not_change_fails():
     (make,) = define(SOLUTIONS, "make_norm", change=("mutates_args=()", 'mutates_args=("x",)'))
     with pytest.raises(RuntimeError, match="non-functional"):
         exercises.check_norm(make)
-
-
-# ---- what becomes of a gradient
 
 
 def test_a_gradient_is_lost_refused_or_right():

@@ -1,6 +1,7 @@
 import re
 
 import pytest
+from cases import cases
 
 from ch14.descriptors.lesson import experiments, rules
 from ch14.descriptors.lesson.rules import RULES
@@ -100,9 +101,6 @@ def test_variables_that_do_not_exist():
     assert [word for word, there in experiments.find_words("triton", words).items() if there] == words[3:]
 
 
-# ---- on a GPU
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", rules.WAYS)
 def test_a_tile_that_keeps_the_rules_is_right(way):
@@ -113,9 +111,8 @@ def test_a_tile_that_keeps_the_rules_is_right(way):
 @pytest.mark.parametrize("way", rules.WAYS)
 def test_a_ragged_row_is_written_past_its_end(way):
     """Triton's issue 11583; should this fail, the launcher's guard can go."""
-    assert (
-        rules.attempt(way, "rows end at 16 bytes") == "right, and 8 elements behind its rows are overwritten"
-    )
+    found = rules.attempt(way, "rows end at 16 bytes")
+    assert found == "right, and 8 elements behind its rows are overwritten"
 
 
 @pytest.mark.gpu
@@ -125,15 +122,13 @@ def test_without_an_allocator():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
+@cases(
     "rule, found",
-    [
-        ("start at 16 bytes", "RuntimeError: .*invalid argument"),
-        ("rows 16 bytes apart", "RuntimeError: .*invalid arg"),
-        ("last stride 1", r"AssertionError: assert strides\[-1\] == 1"),
-        ("powers of two", "ValueError: Shape element 1"),
-        ("a context in the thread", "RuntimeError: .*invalid device context"),
-    ],
+    ("start at 16 bytes", "RuntimeError: .*invalid argument"),
+    ("rows 16 bytes apart", "RuntimeError: .*invalid arg"),
+    ("last stride 1", r"AssertionError: assert strides\[-1\] == 1"),
+    ("powers of two", "ValueError: Shape element 1"),
+    ("a context in the thread", "RuntimeError: .*invalid device context"),
 )
 def test_what_stops_a_bad_host_descriptor(rule, found):
     with pytest.raises((RuntimeError, AssertionError, ValueError)) as caught:
@@ -145,6 +140,5 @@ def test_what_stops_a_bad_host_descriptor(rule, found):
 @pytest.mark.fault
 def test_a_fault_in_the_worker_is_a_row():
     row = rules._run_rule("tiles start at 16 bytes")
-    assert (
-        row["host"] == row["device"] == "AcceleratorError: CUDA error: an illegal instruction was encountered"
-    )
+    found = row["device"]
+    assert row["host"] == found == "AcceleratorError: CUDA error: an illegal instruction was encountered"

@@ -18,9 +18,8 @@ def test_a_build_is_what_a_launch_at_that_shape_asks_for():
     one = GemmSpace((1, 4096, 4096)).job(plain)
     assert one.constants["M"] == 1 and "M" not in one.signature
     strided = GemmSpace((4096, 1000, 4096), layout="n").job(plain)
-    assert {"stride_a", "M", "K"} <= set(strided.aligned) and not {"stride_b", "stride_c", "N"} & set(
-        strided.aligned
-    )
+    assert {"stride_a", "M", "K"} <= set(strided.aligned)
+    assert not {"stride_b", "stride_c", "N"} & set(strided.aligned)
     scaled = GemmSpace((2048, 2048, 2048), "fp8").job(next(iter(configs("course", "fp8").values())))
     assert scaled.signature["scale_a_ptr"] == "*fp32"
 
@@ -58,10 +57,8 @@ def test_each_build_is_made_once_and_before_the_first_is_timed(monkeypatch):
     )
     sides = (1024, 2048, 1000)
     rows = experiments.measure_best((side, side, side, "bf16", "n") for side in (*sides, 2048))
-    assert [row["shape"][0] for row in rows] == [*sides, 2048] and all(
-        row["predicted_ms"] > 0 for row in rows
-    )
+    assert [row["shape"][0] for row in rows] == [*sides, 2048]
+    assert all(row["predicted_ms"] > 0 for row in rows)
     built, *timed = happened
-    assert (
-        len(timed) == 4 and 2 <= len(built) < 4 and set(built) == {"ch14.gemm.kernels:gemm_persistent_kernel"}
-    )
+    assert len(timed) == 4 and 2 <= len(built) < 4
+    assert set(built) == {"ch14.gemm.kernels:gemm_persistent_kernel"}

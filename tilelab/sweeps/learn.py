@@ -1,0 +1,84 @@
+"""Add measured times to the table from which a GEMM's choice learns (tilelab.runtime.choice).
+
+`python -m tilelab.sweeps.learn GPU FILE...` reads lines of JSON: {"kernel": "wgmma_gemm", "shape": [M, N, K], "us":
+{configuration: µs}, "families": {family: configuration}}. It passes over families that the kernel no longer has, and
+over layers on which the choice is only judged (tilelab.measure.layer_shapes).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Iterable, Mapping
+
+from tilelab.measure import layer_shapes
+from tilelab.runtime import choice
+
+MODULES = {"wgmma_gemm": "ch10.wgmma_gemm.choice", "gemm": "ch14.gemm.choice"}
+
+Times = dict[choice.Shape, dict[str, float]]  # {shape: {family: µs}}
+
+
+def predict(kernel: str, gpu: str, shape: choice.Shape) -> dict[str, float]:
+    """Return {family: predicted µs} of a kernel at a shape."""
+    model = importlib.import_module(MODULES[kernel])
+    us, _ = model.predict(*shape, choice.SMS, gpu)
+    return {name: time for name, time in zip(model.NAMES, us.tolist()) if time < math.inf}
+
+
+def read_table(kernel: str, gpu: str) -> Times:
+    """Return the times behind a table: those that the model predicts, times its errors."""
+    found: Times = {}
+    if table := choice.load(kernel, gpu):
+        for shape, row in zip(table.shapes, table.errors):
+            errors = {name: row[place] for name, place in table.places.items()}
+            predicted = predict(kernel, gpu, shape).items()
+            found[shape] = {
+                name: us * math.exp(error)
+                for name, us in predicted
+                if (error := errors.get(name)) is not None
+            }
+    return found
+
+
+def is_held_out(shape: choice.Shape) -> bool:
+    """Return whether a shape is only for judging."""
+    models = layer_shapes.VALIDATION | layer_shapes.HELD_OUT
+    apart = {size for layers in models.values() for size in layers.values()}
+    return shape[1:] in apart or shape in layer_shapes.HELD_OUT_OTHERS
+
+
+def add(kernel: str, gpu: str, rows: Iterable[Mapping]) -> int:
+    """Add rows, as the file's lines are, to the table of a kernel; return how many shapes it now has.
+
+    Of two times of a family at a shape the shorter counts.
+    """
+    times = read_table(kernel, gpu)
+    for row in rows:
+        m, n, k = row["shape"]
+        if not is_held_out(shape := (m, n, k)):
+            known = times.setdefault(shape, {})
+            for name, config in row["families"].items():
+                if config in row["us"]:
+                    known[name] = min(known.get(name, math.inf), row["us"][config])
+    kept = []
+    for shape, known in times.items():
+        names = predict(kernel, gpu, shape)
+        if found := {name: us for name, us in known.items() if name in names}:
+            kept.append((shape, found))
+    choice.keep(kernel, gpu, kept, lambda *shape: predict(kernel, gpu, shape))
+    return len(kept)
+
+
+def main(gpu: str, *paths: str) -> None:
+    lines = [json.loads(line) for path in paths for line in pathlib.Path(path).read_text().splitlines()]
+    for kernel in MODULES:
+        if rows := [line for line in lines if line.get("kernel") == kernel]:
+            print(f"{kernel}: {add(kernel, gpu, rows):,} shapes in {choice.path(kernel, gpu)}.")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
