@@ -3,6 +3,7 @@
 import contextlib
 import faulthandler
 import os
+import pathlib
 import signal
 import sys
 
@@ -46,7 +47,7 @@ def nothing_kept_for_the_user(tmp_path_factory):
     """Hide what config="tune" and the sweeps of panels have kept for the user of this machine."""
     folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuned, "user_folder", lambda: folder)
+        patch.setattr(tuned, "user_folder", lambda: pathlib.Path(os.environ.get("TILES_TUNED") or folder))
         patch.setenv("TILES_SWEEPS", str(tmp_path_factory.mktemp("sweeps")))
         yield
 
@@ -55,6 +56,11 @@ def nothing_kept_for_the_user(tmp_path_factory):
 def new_plans():
     """Let each test plan its operators anew: it may pretend another GPU, or replace what a plan is made of."""
     plans.forget_plans()
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import sys
 
 import commands
 import pytest
+from cases import cases
 
 from tilelab.course import notebook
 from tilelab.records import results
@@ -172,24 +173,18 @@ def test_a_doorway_runs_the_command():
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
+@cases(
     "module, arguments, names",
-    [
-        (
-            "ch07.bulk_copy",
-            "--op axpy --target sm_90a",
-            ["bulk_batch", "loads", "cp_async", "bulk_single", "bulk_ring"],
-        ),
-        ("ch10.tile_pipeline", "--op add_shared --target sm_100a", ["alone", "two", "four"]),
-        ("ch10.wgmma_gemm", "--compile --step ring", ["ring"]),
-        ("ch14.attention", "--target sm_100a", ["best"]),
-        (
-            "ch14.descriptors",
-            "--op add --shape 4096,4096 --variant tile_host --target sm_100a",
-            ["tile_host"],
-        ),
-        ("ch14.mx_formats", "--format mxfp4 --shape 64,64 --target sm_100a", ["mxfp4"]),
-    ],
+    (
+        "ch07.bulk_copy",
+        "--op axpy --target sm_90a",
+        ["bulk_batch", "loads", "cp_async", "bulk_single", "bulk_ring"],
+    ),
+    ("ch10.tile_pipeline", "--op add_shared --target sm_100a", ["alone", "two", "four"]),
+    ("ch10.wgmma_gemm", "--compile --step ring", ["ring"]),
+    ("ch14.attention", "--target sm_100a", ["best"]),
+    ("ch14.descriptors", "--op add --shape 4096,4096 --variant tile_host --target sm_100a", ["tile_host"]),
+    ("ch14.mx_formats", "--format mxfp4 --shape 64,64 --target sm_100a", ["mxfp4"]),
 )
 def test_it_compiles_for_a_target_without_a_gpu(capsys, tmp_path, module, arguments, names):
     path = tmp_path / "new" / "rows.json"

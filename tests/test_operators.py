@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from cases import cases
 from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 
@@ -193,9 +194,7 @@ def test_operators_in_cuda_are_traced_without_a_gpu():
 
 
 @pytest.mark.parametrize("layout", ["k", "n"])
-@pytest.mark.parametrize(
-    "m, n, k", [(24, 48, 32), (13, 16, 40), (8, 24, 20)]
-)  # M and K need not be multiples of 8
+@cases("m, n, k", (24, 48, 32), (13, 16, 40), (8, 24, 20))  # M and K need not be multiples of 8
 def test_gemm_has_a_backward_pass(layout, m, n, k):
     whole = (k + 7) // 8 * 8
     a = random(m, whole)[:, :k].requires_grad_()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import cases
 
 from tilelab import ROOT, emulator
 from tilelab.cells import check_kernel, cuda_magic, lesson
@@ -39,13 +40,11 @@ def test_it_is_right_and_compiles(file, tmp_path, capsys):
 
 
 @needs_emulator
-@pytest.mark.parametrize(
+@cases(
     "file, change",
-    [
-        (RING, ("use / STAGES % 2", "use % 2")),
-        (TRANSPOSE, ("fence.proxy.async.shared::cta;", "")),
-        (TRANSPOSE, ("        __syncthreads();  // the engine has read", "        // the engine has read")),
-    ],
+    (RING, ("use / STAGES % 2", "use % 2")),
+    (TRANSPOSE, ("fence.proxy.async.shared::cta;", "")),
+    (TRANSPOSE, ("        __syncthreads();  // the engine has read", "        // the engine has read")),
 )
 def test_a_fault_is_found(file, change, tmp_path):
     assert run(file, tmp_path, *change) == 1
@@ -87,12 +86,10 @@ def test_the_gemm_is_right_without_the_course(tmp_path):
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("tile_id_c = tl.program_id(0) - PROGRAMS", "tile_id_c = tl.program_id(0)"),
-        ("n + 3 * part", "n + 2 * part"),
-    ],
+    ("tile_id_c = tl.program_id(0) - PROGRAMS", "tile_id_c = tl.program_id(0)"),
+    ("n + 3 * part", "n + 2 * part"),
 )
 def test_a_fault_of_the_gemm_is_found(change, tmp_path, capsys):
     text = GEMM.read_text()

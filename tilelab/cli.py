@@ -209,7 +209,7 @@ def target(help: str = "compile only, for this target (sm_100a); needs no GPU") 
 
 def tune() -> Option:
     """Return an option for a file of shapes, of which the command finds the fastest configurations."""
-    words = "find the fastest configuration for each shape M,N,K of a file, and keep it in tuned/, where"
+    words = "find the fastest configuration for each shape M,N,K of a file, and keep it where"
     return Option(f'{words} config="best" finds it', metavar="FILE")
 
 

@@ -4,6 +4,7 @@ import shutil
 
 import commands
 import pytest
+from cases import cases
 
 from ch07 import bulk_copy, resample
 from ch07.resample.lesson import experiments as resample_experiments
@@ -14,12 +15,10 @@ BULK, RESAMPLE = "ch07.bulk_copy", "ch07.resample"
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
+@cases(
     "arguments, kernels",
-    [
-        ("--kernel vectors,bulk_rows --dtype float32 --target sm_120a", ["vectors", "bulk_rows"]),
-        ("--target sm_90a", ["vectors"]),
-    ],
+    ("--kernel vectors,bulk_rows --dtype float32 --target sm_120a", ["vectors", "bulk_rows"]),
+    ("--target sm_90a", ["vectors"]),
 )
 def test_resample_compiles(capsys, arguments, kernels):
     status, record = commands.run_json(capsys, RESAMPLE, arguments)

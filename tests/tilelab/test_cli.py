@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from cases import cases
 
 from tilelab import ROOT, cli
 from tilelab.course import notebook
@@ -41,15 +42,13 @@ def answer(rows, *arguments, **fields):
     return make(lambda options: rows, **fields).main(arguments)
 
 
-@pytest.mark.parametrize(
+@cases(
     "statuses, status, partial_status",
-    [
-        (["ok", "ok"], 0, 0),
-        (["ok", "unsupported"], 2, 0),
-        (["unsupported", "failed"], 2, 2),
-        (["unsupported", "wrong"], 1, 1),
-        (["ok", "wrong"], 1, 1),
-    ],
+    (["ok", "ok"], 0, 0),
+    (["ok", "unsupported"], 2, 0),
+    (["unsupported", "failed"], 2, 2),
+    (["unsupported", "wrong"], 1, 1),
+    (["ok", "wrong"], 1, 1),
 )
 def test_the_status_says_how_it_went(capsys, statuses, status, partial_status):
     rows = [{"name": f"row{i}", "status": said} for i, said in enumerate(statuses)]
@@ -68,15 +67,13 @@ def test_json_goes_to_standard_output_alone_or_to_a_file_besides(capsys, tmp_pat
     assert "one" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@cases(
     "error, arguments, status, said",
-    [
-        (ValueError("No GPU.\nand a long story"), [], 2, "No GPU."),
-        (OSError("No GPU."), [], 2, "No GPU."),
-        (RuntimeError("No GPU."), [], 2, "No GPU."),
-        (KeyboardInterrupt(), [], 130, "cancelled."),
-        (KeyboardInterrupt(), ["--tune", "x"], 130, "cancelled; the shapes that were printed are kept."),
-    ],
+    (ValueError("No GPU.\nand a long story"), [], 2, "No GPU."),
+    (OSError("No GPU."), [], 2, "No GPU."),
+    (RuntimeError("No GPU."), [], 2, "No GPU."),
+    (KeyboardInterrupt(), [], 130, "cancelled."),
+    (KeyboardInterrupt(), ["--tune", "x"], 130, "cancelled; the shapes that were printed are kept."),
 )
 def test_what_ends_early_is_one_line(capsys, error, arguments, status, said):
     def measure(options):
@@ -86,23 +83,21 @@ def test_what_ends_early_is_one_line(capsys, error, arguments, status, said):
     assert capsys.readouterr().err == f"python -m ch99.module: {said}\n"
 
 
-@pytest.mark.parametrize(
+@cases(
     "argv, said",
-    [
-        (["--json", ""], "--json takes a file; it is empty."),
-        (["--json", "."], "--json takes a file; . is a folder."),
-        (["--json", "/dev/null/new/rows.json"], "--json takes a file; /dev/null is no folder."),
-        (["--json", "a" * 300], f"--json takes a file; {'a' * 60} cannot be one (File name too long)."),
-        (["--nix"], "unrecognized arguments: --nix"),
-        (["--nix", "1" * 4301], f"unrecognized arguments: --nix {'1' * 60}…"),
-        (["--nix\nnix"], "unrecognized arguments: --nix nix"),
-        (["--count", "4"], "--count must be 1 to 3; it is 4."),
-        (["--size", "1,101"], "--size must be R,C, each from 1 to 100; it is 1,101."),
-        (["--variant", "third"], "--variant must be one of first, second, best, all; it is 'third'."),
-        (["--tune", "x", "--loud"], "--tune stands alone; --loud was given too."),
-        (["--loud", "--count", "3"], "--loud goes with --json only; --count was given too."),
-        (["--size", "7,7"], "seven is no size."),
-    ],
+    (["--json", ""], "--json takes a file; it is empty."),
+    (["--json", "."], "--json takes a file; . is a folder."),
+    (["--json", "/dev/null/new/rows.json"], "--json takes a file; /dev/null is no folder."),
+    (["--json", "a" * 300], f"--json takes a file; {'a' * 60} cannot be one (File name too long)."),
+    (["--nix"], "unrecognized arguments: --nix"),
+    (["--nix", "1" * 4301], f"unrecognized arguments: --nix {'1' * 60}…"),
+    (["--nix\nnix"], "unrecognized arguments: --nix nix"),
+    (["--count", "4"], "--count must be 1 to 3; it is 4."),
+    (["--size", "1,101"], "--size must be R,C, each from 1 to 100; it is 1,101."),
+    (["--variant", "third"], "--variant must be one of first, second, best, all; it is 'third'."),
+    (["--tune", "x", "--loud"], "--tune stands alone; --loud was given too."),
+    (["--loud", "--count", "3"], "--loud goes with --json only; --count was given too."),
+    (["--size", "7,7"], "seven is no size."),
 )
 def test_bad_usage_is_one_line_and_two(capsys, argv, said):
     def complete(options):

@@ -15,6 +15,8 @@ from typing import Any
 import numpy
 import torch
 
+from tilelab.runtime.operands import address_range
+
 # the least memory on either side of a tensor; beside a large tensor it is as large as the tensor
 GUARD_BYTES = 1 << 18
 # bytes beside an output; bytes in an output, and beside an input: NaN if floating
@@ -29,7 +31,7 @@ class _Guarded:
     """A tensor of the same layout inside of a larger buffer, which shows what else was written."""
 
     def __init__(self, tensor: torch.Tensor, is_output: bool, keep: bool):
-        begin, end = _address_range(tensor)
+        begin, end = address_range(tensor)
         self.outside, self.nbytes = OUTSIDE if is_output else UNWRITTEN, end - begin
         margin = GUARD_BYTES + -(-self.nbytes // 128) * 128
         if tensor.is_cpu:  # numpy uses one thread, which is quicker here
@@ -77,11 +79,6 @@ def _is_full(memory: torch.Tensor, value: int) -> bool:
     whole = len(memory) // 8 * 8
     words = memory.numpy()[:whole].view(numpy.uint64)
     return bool((words == value * 0x0101010101010101).all() and (memory.numpy()[whole:] == value).all())
-
-
-def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
-    size = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride()))
-    return tensor.data_ptr(), tensor.data_ptr() + size * tensor.itemsize
 
 
 class LaunchMemory:
@@ -175,7 +172,7 @@ class _Watched:
 
     def add_tensor(self, name: str, tensor: Any) -> None:
         if isinstance(tensor, torch.Tensor) and tensor.numel() and tensor.is_cpu:
-            self.ranges[_address_range(tensor)] = name
+            self.ranges[address_range(tensor)] = name
 
     def start_launch(self, arguments: dict[str, Any]) -> None:
         for name, value in arguments.items():
@@ -183,7 +180,7 @@ class _Watched:
                 self.add_tensor(name, getattr(each, "base", each))
         self.owners = {}
         for name, tensor in self.outputs.items():
-            begin, end = _address_range(tensor)
+            begin, end = address_range(tensor)
             self.owners[name] = numpy.full((end - begin) // tensor.itemsize, -1, dtype=numpy.int32)
 
     def load(self, addresses, mask, other, kind):
@@ -245,7 +242,7 @@ class _Watched:
         program = (x * height + y) * depth + z
         mask = numpy.broadcast_to(mask, addresses.shape)
         for name, owner in self.owners.items():
-            (begin, end), itemsize = _address_range(self.outputs[name]), self.outputs[name].itemsize
+            (begin, end), itemsize = address_range(self.outputs[name]), self.outputs[name].itemsize
             chosen = mask & (addresses >= begin) & (addresses < end)
             if not chosen.any():
                 continue

@@ -5,6 +5,7 @@ The table of winners lies in the user's cache, or in the folder that TILES_TUNED
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +51,8 @@ def choose(
     row = dict(zip("mnk", shape)) | {"dtype": dtype, "config": tried[best], "us": us[best]}
     row |= {"peer": "the first choice", "peer_us": us[0], "ratio": us[0] / us[best], "spread": 0.0}
     row |= {"tried": len(tried), "source": source}
-    tuned.keep_for_user(kernel, row, device.current().name or "")
+    with contextlib.suppress(OSError, ValueError):  # nowhere to write, or a damaged table
+        tuned.keep(kernel, [row], device.current().name or "", replace=True)
     return tried[best], f"tuned among {len(tried)} at the first call"
 
 

@@ -1,7 +1,8 @@
 """Keep the fastest configuration of a kernel for each shape that was tuned, and find it again.
 
-The file tuned/<gpu>/<kernel>.json holds a row per shape: the configuration, its time and its ratio to the library, and
-where the row comes from. A table is used on the GPU that it names and on no other.
+The file <gpu>/<kernel>.json holds a row per shape: the configuration, its time and its ratio to the library, and where
+the row comes from. A table is used on the GPU that it names and on no other. It belongs to the user; what the models of
+the kernels' times learnt from belongs to the course (tilelab.runtime.choice).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LARGEST_EXTENT = 2**31 - 1
 
 
 def folder() -> pathlib.Path:
-    """Return the folder of the tables: the one that TILES_TUNED names, else the repository's tuned/.
+    """Return the folder of what the models learnt from: the one that TILES_TUNED names, else the repository's tuned/.
 
     It is reached by a link beside this file, so that an installed package has the tables as its own data.
     """
@@ -32,19 +33,19 @@ def folder() -> pathlib.Path:
 
 
 def user_folder() -> pathlib.Path:
-    """Return the folder of the tables that config="tune" makes: TILES_TUNED, else one in the user's cache."""
+    """Return the folder of the tables of tuned shapes: the one that TILES_TUNED names, else one in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return pathlib.Path(os.environ.get("TILES_TUNED") or pathlib.Path(cache, "tiles-in-flight/tuned"))
 
 
 def table_path(kernel: str, gpu: str) -> pathlib.Path:
     """Return the file of `kernel` for a GPU, by the name that its driver gives it."""
-    return folder() / device.Device(gpu).slug / f"{kernel}.json"
+    return user_folder() / device.Device(gpu).slug / f"{kernel}.json"
 
 
-def load(kernel: str, gpu: str, path: pathlib.Path | None = None) -> list[dict]:
+def load(kernel: str, gpu: str) -> list[dict]:
     """Return the rows of a table; none if there is no file. ValueError, in one sentence, for a damaged file."""
-    path = path or table_path(kernel, gpu)
+    path = table_path(kernel, gpu)
     try:
         state = path.stat()
     except OSError:
@@ -83,17 +84,7 @@ def _check_row(row: dict) -> None:
             raise ValueError(f"{name} of a configuration is too large")
 
 
-def keep_for_user(kernel: str, row: dict, gpu: str) -> None:
-    """Keep a row in the user's own table. A folder that cannot be written, or a damaged file, is no error."""
-    with contextlib.suppress(OSError, ValueError, filelock.Timeout):
-        keep(
-            kernel, [row], gpu, replace=True, path=user_folder() / device.Device(gpu).slug / f"{kernel}.json"
-        )
-
-
-def keep(
-    kernel: str, rows: Iterable[dict], gpu: str, replace: bool = False, path: pathlib.Path | None = None
-) -> list[str]:
+def keep(kernel: str, rows: Iterable[dict], gpu: str, replace: bool = False) -> list[str]:
     """Merge rows of `tilelab.sweeps.tune` into the table of `kernel`, and return a sentence for each row.
 
     A row has m, n, k, dtype, a `config` (a dataclass), us, peer, peer_us, ratio, spread, tried and `source`. A shape
@@ -101,11 +92,11 @@ def keep(
     source has changed, or `replace` is true. The next call of an operator in this process is planned anew, with the new
     table. Raises ValueError for a damaged file, which is left as it is, and OSError when the file cannot be written.
     """
-    path = path or table_path(kernel, gpu)
+    path = table_path(kernel, gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     said = []
     with filelock.FileLock(f"{path}.lock", timeout=60):
-        table = {_key(row): row for row in load(kernel, gpu, path)}
+        table = {_key(row): row for row in load(kernel, gpu)}
         for row in rows:
             new, old = _format(row), table.get(_key(row))
             shape = "{m} × {n} × {k}".format_map(row)
@@ -158,17 +149,6 @@ def _format(row: dict) -> dict:
     }
 
 
-def _rows(kernel: str, dtype: str) -> list[dict]:
-    """Return the rows of the tables for the GPU here, those of the user first; none of a table that is damaged."""
-    gpu, found = device.current().name or "", []
-    for path in dict.fromkeys(
-        (user_folder() / device.Device(gpu).slug / f"{kernel}.json", table_path(kernel, gpu))
-    ):
-        with contextlib.suppress(ValueError):
-            found += [row for row in load(kernel, gpu, path) if row["dtype"] == dtype]
-    return found
-
-
 def find_exact(
     kernel: str,
     kind: Callable[..., Any],
@@ -185,8 +165,11 @@ def find_exact(
     other code than `source()`, a hash, is still used, and the answer says so. A damaged table counts as none: `load`
     says what is wrong with it.
     """
-    for row in _rows(kernel, dtype):
-        if (row["m"], row["n"], row["k"]) == (m, n, k):
+    rows: list[dict] = []
+    with contextlib.suppress(ValueError):
+        rows = load(kernel, device.current().name or "")
+    for row in rows:
+        if (row["dtype"], row["m"], row["n"], row["k"]) == (dtype, m, n, k):
             with contextlib.suppress(TypeError, ValueError):
                 if can_run(config := kind(**row["config"])):
                     return config, "tuned" + _describe_age(row, source)

@@ -17,7 +17,7 @@ def draw_stage_sweep(record) -> plots.Picture:
     rows = [row for row in record.rows if row.get("ratio")]
     if not rows:
         return plots.new_figure([1], "Stages are not measured yet", record.label())[0]
-    title = "Stages hide the latency of a load, and cost programs per SM"
+    title = "Stages hide the latency of a load, and cost programs per SM: 4096³"
     figure, axes = plots.new_figure(rows, title, record.label(), 2.8)
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         mine = [row for row in rows if row["kernel"] == kernel]

@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+from cases import cases
 from planted import rarely
 
 from ch10 import wgmma_gemm
@@ -63,23 +64,21 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
     return error
 
 
-@pytest.mark.parametrize(
+@cases(
     "config",
-    [
-        THREE,
+    THREE,
+    WgmmaConfig(
+        "specialised", 192, 48, 3, consumers=3, cluster=2, persistent=True, epilogue_subtile=3, group_m=4
+    ),
+    CLUSTER,
+    WgmmaConfig("specialised", 64, 16, 3, cluster=2, persistent=True, swap=True, boxes_per_stage=2),
+    WIDE,
+    rarely(
         WgmmaConfig(
-            "specialised", 192, 48, 3, consumers=3, cluster=2, persistent=True, epilogue_subtile=3, group_m=4
-        ),
-        CLUSTER,
-        WgmmaConfig("specialised", 64, 16, 3, cluster=2, persistent=True, swap=True, boxes_per_stage=2),
-        WIDE,
-        rarely(
-            WgmmaConfig(
-                "specialised", 128, 48, 3, consumers=2, cluster=4, cluster_n=2, epilogue_subtile=2, swap=True
-            )
-        ),
-        WgmmaConfig("split", 64, 24, 2, cluster=2, swap=True),
-    ],
+            "specialised", 128, 48, 3, consumers=2, cluster=4, cluster_n=2, epilogue_subtile=2, swap=True
+        )
+    ),
+    WgmmaConfig("split", 64, 24, 2, cluster=2, swap=True),
     ids=str,
 )
 def test_it_is_right_in_every_order(config):
@@ -88,18 +87,16 @@ def test_it_is_right_in_every_order(config):
             assert run(config, shape, seeds) < 2**-7
 
 
-@pytest.mark.parametrize(
+@cases(
     "config, change",
-    [
-        (THREE, ("4 * CONSUMERS * ctas", "8 * ctas")),  # a stage is free after two of three consumers
-        rarely(THREE, ("consumer * ROWS * 128", "consumer % 2 * ROWS * 128")),
-        (THREE, ("consumer * BUFFERS * SUBTILE_BYTES", "0")),
-        (CLUSTER, ("4 * CONSUMERS * ctas", "8 * CONSUMERS")),  # a stage is free after two of four CTAs
-        rarely(CLUSTER, ("box + part * 128", "box + part * 64")),
-        rarely(WIDE, ("CLUSTER + CLUSTER_N - 1)", "CLUSTER)")),
-        (WIDE, ("lane % CLUSTER == rank % CLUSTER ||", "")),
-        (WIDE, ("k / BOX_K % SHARERS == sharer", "sharer == 0 || k == 0")),
-    ],
+    (THREE, ("4 * CONSUMERS * ctas", "8 * ctas")),  # a stage is free after two of three consumers
+    rarely(THREE, ("consumer * ROWS * 128", "consumer % 2 * ROWS * 128")),
+    (THREE, ("consumer * BUFFERS * SUBTILE_BYTES", "0")),
+    (CLUSTER, ("4 * CONSUMERS * ctas", "8 * CONSUMERS")),  # a stage is free after two of four CTAs
+    rarely(CLUSTER, ("box + part * 128", "box + part * 64")),
+    rarely(WIDE, ("CLUSTER + CLUSTER_N - 1)", "CLUSTER)")),
+    (WIDE, ("lane % CLUSTER == rank % CLUSTER ||", "")),
+    (WIDE, ("k / BOX_K % SHARERS == sharer", "sharer == 0 || k == 0")),
 )
 def test_a_planted_fault_is_found(config, change):
     def is_found(seed):

@@ -1,6 +1,7 @@
 """Configurations of flash attention: what is refused, where each can run, and the models of costs."""
 
 import pytest
+from cases import cases
 
 from ch14.attention import AttentionConfig, configs
 from ch14.attention.configs import (
@@ -16,19 +17,17 @@ from ch14.attention.lesson import experiments
 from tilelab.runtime import device
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes, message",
-    [
-        ({"kernel": "fast"}, "choose plain, split, split_hopper or hopper"),
-        ({"block_m": 96}, "power of two"),
-        ({"block_n": 8}, "16 to 256"),
-        ({"num_stages": 0}, "0 stages"),
-        ({"overlap": True}, "kernel='hopper'"),
-        ({"num_warps": 64}, "from 1 to 32"),
-        ({"kernel": "hopper", "block_m": 64}, "two or three warp groups"),
-        ({"kernel": "hopper", "num_stages": 1}, "1 stages"),
-        ({"kernel": "hopper", "block_m": 160}, "256, 64, 16"),
-    ],
+    ({"kernel": "fast"}, "choose plain, split, split_hopper or hopper"),
+    ({"block_m": 96}, "power of two"),
+    ({"block_n": 8}, "16 to 256"),
+    ({"num_stages": 0}, "0 stages"),
+    ({"overlap": True}, "kernel='hopper'"),
+    ({"num_warps": 64}, "from 1 to 32"),
+    ({"kernel": "hopper", "block_m": 64}, "two or three warp groups"),
+    ({"kernel": "hopper", "num_stages": 1}, "1 stages"),
+    ({"kernel": "hopper", "block_m": 160}, "256, 64, 16"),
 )
 def test_bad_configurations_get_one_sentence(changes, message):
     with pytest.raises(ValueError, match=message):

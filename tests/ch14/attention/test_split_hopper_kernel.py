@@ -1,8 +1,8 @@
 """The split kernel of two warp groups in the emulator of Gluon, against float64."""
 
-import pytest
 import torch
 import triton
+from cases import cases
 
 from ch14 import attention
 from ch14.attention import spec, split_hopper_kernel
@@ -50,14 +50,12 @@ def emulate(shape, causal: bool, splits: int, seed: int = 0) -> float:
     return float((out.double() - spec(q, k, v, is_causal=causal)).abs().max())
 
 
-@pytest.mark.parametrize(
+@cases(
     "shape, causal, splits",
-    [
-        ((1, 4, 2, 3, 300, 64), False, 1),  # the second warp group has no rows
-        ((2, 10, 2, 31, 333, 64), False, 3),  # a group of five heads, two tiles
-        ((1, 2, 1, 100, 300, 128), True, 2),  # the first tile's second split sees no key
-        ((1, 1, 1, 1, 1, 64), False, 3),
-    ],
+    ((1, 4, 2, 3, 300, 64), False, 1),  # the second warp group has no rows
+    ((2, 10, 2, 31, 333, 64), False, 3),  # a group of five heads, two tiles
+    ((1, 2, 1, 100, 300, 128), True, 2),  # the first tile's second split sees no key
+    ((1, 1, 1, 1, 1, 64), False, 3),
 )
 def test_a_tile_holds_the_rows_of_a_group_of_heads(shape, causal, splits):
     assert emulate(shape, causal, splits) < 0.02

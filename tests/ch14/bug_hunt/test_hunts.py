@@ -5,6 +5,7 @@ import math
 
 import pytest
 import triton
+from cases import cases
 
 from ch14.bug_hunt import HUNTS, Builds, bisect, describe, environments, find, grid, symptom
 from ch14.bug_hunt.lesson import experiments
@@ -44,18 +45,16 @@ PREDICATE = "'tt.descriptor_load' op pipeliner doesn't know how to predicate thi
 UNDEFINED = "CompilationError: at 3:4:\n    x = y\n        ^\nNameError('y is not defined')"
 
 
-@pytest.mark.parametrize(
+@cases(
     "said, stage, message, exception",
-    [
-        (PASS, "TritonGPUPipeline", PREDICATE, "RuntimeError"),
-        (SILENT, "TritonGPUAssignLatencies", "without a message", "RuntimeError"),
-        (ASSERTED, "NVGPUWarpSpecialization", "Assertion `false'", "RuntimeError"),
-        (PTXAS, "ptxas", "Value 'sm_103a' is not defined for option 'gpu-name'", "PTXASError"),
-        (f"{LINE_23}Feature '.tile' not supported", "ptxas", "Feature '.tile' not supported", "PTXASError"),
-        (DIED, "process", DIED, ""),
-        (SILENCE, "process", SILENCE, ""),
-        (UNDEFINED, "frontend", "NameError('y is not defined')", "CompilationError"),
-    ],
+    (PASS, "TritonGPUPipeline", PREDICATE, "RuntimeError"),
+    (SILENT, "TritonGPUAssignLatencies", "without a message", "RuntimeError"),
+    (ASSERTED, "NVGPUWarpSpecialization", "Assertion `false'", "RuntimeError"),
+    (PTXAS, "ptxas", "Value 'sm_103a' is not defined for option 'gpu-name'", "PTXASError"),
+    (f"{LINE_23}Feature '.tile' not supported", "ptxas", "Feature '.tile' not supported", "PTXASError"),
+    (DIED, "process", DIED, ""),
+    (SILENCE, "process", SILENCE, ""),
+    (UNDEFINED, "frontend", "NameError('y is not defined')", "CompilationError"),
 )
 def test_what_a_compiler_says(said, stage, message, exception):
     assert failure(said) == {"stage": stage, "message": message, "exception": exception}
@@ -151,13 +150,11 @@ def test_everything_fails():
     assert found.config == grid(LOOP)[0] and found.sentence.endswith("A fails (), whatever the axes.")
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, sentence",
-    [
-        ({"LOOP": "round"}, "LOOP must be one of plain, guarded, .*; it is 'round'"),
-        ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3"),
-        ({"TILE": 3}, "a configuration of loop must have LOOP, .*; it has .*TILE"),
-    ],
+    ({"LOOP": "round"}, "LOOP must be one of plain, guarded, .*; it is 'round'"),
+    ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3"),
+    ({"TILE": 3}, "a configuration of loop must have LOOP, .*; it has .*TILE"),
 )
 def test_no_configuration(change, sentence):
     with pytest.raises(ValueError, match=sentence):

@@ -1,6 +1,7 @@
 """A hunt in a kernel that the reader brings along, from the command line to the report."""
 
 import pytest
+from cases import cases
 
 from ch14.bug_hunt import environments, own_kernel
 from ch14.bug_hunt.lesson.command import COMMAND
@@ -61,16 +62,14 @@ def test_a_hunt_in_a_kernel_of_ones_own_ends_in_a_report(file, tmp_path, capsys)
     assert not any(word in text for word in ("import torch", "autotune", "not_a_kernel"))
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, signature, says",
-    [
-        ("double", TYPES, "must have the parameters x, y, n, BLOCK, FORM of double; BLOCK, FORM differs."),
-        ("double", f"{TYPES}, BLOCK=64, FORM='a', z=i32", "z differs."),
-        ("double", "x=fp32!", "takes a Triton type such as *bf16 or i32, or literals such as 64|128 for x"),
-        ("double", "x", "takes NAME=TYPE or NAME=VALUE|VALUE, separated by commas; it has 'x'."),
-        ("other", TYPES, "defines twice, double, not_a_kernel at its top level, not 'other'."),
-        ("", TYPES, "at its top level, not ''"),
-    ],
+    ("double", TYPES, "must have the parameters x, y, n, BLOCK, FORM of double; BLOCK, FORM differs."),
+    ("double", f"{TYPES}, BLOCK=64, FORM='a', z=i32", "z differs."),
+    ("double", "x=fp32!", "takes a Triton type such as *bf16 or i32, or literals such as 64|128 for x"),
+    ("double", "x", "takes NAME=TYPE or NAME=VALUE|VALUE, separated by commas; it has 'x'."),
+    ("other", TYPES, "defines twice, double, not_a_kernel at its top level, not 'other'."),
+    ("", TYPES, "at its top level, not ''"),
 )
 def test_bad_usage_is_a_sentence(file, capsys, name, signature, says):
     with pytest.raises(SystemExit):

@@ -9,6 +9,7 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import cases
 
 from ch14.compiled.lesson import executed_instructions, experiments, reading, workloads
 from ch14.compiled.lesson import worker as compiled_worker
@@ -45,14 +46,12 @@ def test_specs_are_what_another_formula_says():
         assert torch.allclose(work.spec(q, k, v), known)
 
 
-@pytest.mark.parametrize(
+@cases(
     "family, modes",
-    [
-        ("matmul", ["eager"]),
-        ("mlp", ["eager"]),
-        ("attention", ["eager", "unfused", "flash", "math"]),
-        ("causal attention", ["eager", "unfused", "flash", "math"]),
-    ],
+    ("matmul", ["eager"]),
+    ("mlp", ["eager"]),
+    ("attention", ["eager", "unfused", "flash", "math"]),
+    ("causal attention", ["eager", "unfused", "flash", "math"]),
 )
 def test_modes_mean_the_spec(family, modes):
     work = make(family)
@@ -173,23 +172,21 @@ def test_calls_and_descriptors_of_a_generated_program():
     assert len(reading.DESCRIPTOR.findall(PROGRAM)) == 2 and reading.list_calls("") == []
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, wanted",
-    [
-        ("void at::cuda::(anonymous namespace)::spin_kernel(long)", reading.MARK),
-        ("cuda::<unnamed>::spin_kernel(long)", reading.MARK),
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT"),
-        (
-            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128>, false>(pytorch_flash::Params)",
-            "flash_fwd_kernel",
-        ),
-        (
-            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::X<2> >(int)",
-            "multi_tensor_apply_kernel",
-        ),
-        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"),
-        ("triton_tem_fused_mm_0", "triton_tem_fused_mm_0"),
-    ],
+    ("void at::cuda::(anonymous namespace)::spin_kernel(long)", reading.MARK),
+    ("cuda::<unnamed>::spin_kernel(long)", reading.MARK),
+    ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT"),
+    (
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128>, false>(pytorch_flash::Params)",
+        "flash_fwd_kernel",
+    ),
+    (
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::X<2> >(int)",
+        "multi_tensor_apply_kernel",
+    ),
+    ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"),
+    ("triton_tem_fused_mm_0", "triton_tem_fused_mm_0"),
 )
 def test_short_names(name, wanted):
     assert reading.shorten_name(name) == wanted

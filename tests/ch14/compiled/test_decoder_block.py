@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from cases import cases
 from torch._subclasses import FakeTensorMode
 
 from ch14 import attention, fp8_gemm
@@ -46,9 +47,7 @@ def spec(sizes, weights, x):
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 33])
-@pytest.mark.parametrize(
-    "dtype, limit", [(torch.float32, 5e-6), (torch.bfloat16, 2**-5), (torch.float64, 1e-12)]
-)
+@cases("dtype, limit", (torch.float32, 5e-6), (torch.bfloat16, 2**-5), (torch.float64, 1e-12))
 def test_the_eager_block_computes_what_the_formulas_say(tokens, dtype, limit):
     weights = decoder_block.make_weights(SMALL, "cpu", dtype, std=0.1)
     x = torch.randn(2, tokens, SMALL.hidden).to(dtype)

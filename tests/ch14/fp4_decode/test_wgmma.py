@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+from cases import cases
 from planted import rarely
 
 from ch14 import fp4_decode
@@ -55,34 +56,30 @@ def run(config: DecodeConfig, shape, seeds, change=("", ""), scales=(118, 128)):
     return error
 
 
-@pytest.mark.parametrize(
+@cases(
     "config, shape, scales",
-    [
-        rarely(DecodeConfig("wgmma", 64, 512, 4, 3), (5, 70, 512), (118, 128)),
-        (DecodeConfig("wgmma", 128, 640, 8, 4), (8, 200, 1280), (120, 131)),
-        (DecodeConfig("wgmma", 64, 384, 4, 3), (9, 40, 384), (0, 3)),
-        rarely(DecodeConfig("wgmma", 64, 256, 4, 3), (50, 64, 640), (118, 128)),
-        (DecodeConfig("wgmma", 128, 1024, 8, 3), (17, 129, 1024), (230, 234)),
-        (DecodeConfig("wgmma", 64, 128, 4, 3), (33, 64, 384), (118, 128)),
-    ],
+    rarely(DecodeConfig("wgmma", 64, 512, 4, 3), (5, 70, 512), (118, 128)),
+    (DecodeConfig("wgmma", 128, 640, 8, 4), (8, 200, 1280), (120, 131)),
+    (DecodeConfig("wgmma", 64, 384, 4, 3), (9, 40, 384), (0, 3)),
+    rarely(DecodeConfig("wgmma", 64, 256, 4, 3), (50, 64, 640), (118, 128)),
+    (DecodeConfig("wgmma", 128, 1024, 8, 3), (17, 129, 1024), (230, 234)),
+    (DecodeConfig("wgmma", 64, 128, 4, 3), (33, 64, 384), (118, 128)),
     ids=str,
 )
 def test_it_is_right_in_every_order(config, shape, scales):
     assert run(config, shape, (0, 1, 2, 4), scales=scales) < 2**-8
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("                mbarrier_wait(empty, state.phase ^ 1);  // a new stage is empty\n", ""),
-        rarely(("                copies_arrive(ready);\n", "                mbarrier_arrive(ready);\n")),
-        ("wgmma_wait<3>();", "wgmma_wait<4>();"),
-        ("early < slab; ++early", "early < slab - 1; ++early"),
-        rarely(("state = Ring<STAGES>();", "")),
-        ("    named_barrier_sync(1 + consumer, 128);\n    if", "    if"),
-        rarely(("= 0;  // for the next launch", "= 1;")),
-        ("<false>(word_below, scale_below", "<false>(word_below, scale_above"),
-    ],
+    ("                mbarrier_wait(empty, state.phase ^ 1);  // a new stage is empty\n", ""),
+    rarely(("                copies_arrive(ready);\n", "                mbarrier_arrive(ready);\n")),
+    ("wgmma_wait<3>();", "wgmma_wait<4>();"),
+    ("early < slab; ++early", "early < slab - 1; ++early"),
+    rarely(("state = Ring<STAGES>();", "")),
+    ("    named_barrier_sync(1 + consumer, 128);\n    if", "    if"),
+    rarely(("= 0;  // for the next launch", "= 1;")),
+    ("<false>(word_below, scale_below", "<false>(word_below, scale_above"),
 )
 def test_a_planted_fault_is_found(change):
     config, shape = DecodeConfig("wgmma", 128, 640, 8, 3), (20, 150, 1280)

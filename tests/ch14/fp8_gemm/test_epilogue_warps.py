@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from cases import cases
 from planted import rarely
 
 from ch14 import fp8_gemm
@@ -120,17 +121,15 @@ def test_a_last_tile_that_is_left_out_is_found():
     assert not run(Fp8Config(1, 2, 5, 64), (20, 200, 256), emulator.SEEDS[:1], change) < 2**-7
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("mbarrier_wait(memory.slot_empty + 8 * slot, phase ^ 1);", ""),
-        rarely(("id += stride, slot_phase ^= 1) {", "id += stride) {")),
-        rarely(("mbarrier_wait(memory.slot_full + 8 * slot, phase);", "")),
-        ("        fence_proxy_async();\n        __syncwarp();", "        __syncwarp();"),
-        ("if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows", ""),
-        rarely(("work.row + slot * 16", "work.row + slot * 8")),
-        ("bias, row, work.column, N);\n        mbarrier", "bias, row, 0, N);\n        mbarrier"),
-    ],
+    ("mbarrier_wait(memory.slot_empty + 8 * slot, phase ^ 1);", ""),
+    rarely(("id += stride, slot_phase ^= 1) {", "id += stride) {")),
+    rarely(("mbarrier_wait(memory.slot_full + 8 * slot, phase);", "")),
+    ("        fence_proxy_async();\n        __syncwarp();", "        __syncwarp();"),
+    ("if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows", ""),
+    rarely(("work.row + slot * 16", "work.row + slot * 8")),
+    ("bias, row, work.column, N);\n        mbarrier", "bias, row, 0, N);\n        mbarrier"),
 )
 def test_a_planted_fault_is_found(change):
     config = Fp8Config(num_stages=4, epilogue_warps=2)

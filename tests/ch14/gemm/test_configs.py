@@ -1,4 +1,5 @@
 import pytest
+from cases import cases
 
 from ch14.gemm.configs import SETS, GemmConfig, configs, parse, predict_us, rank_configs, rejection
 from ch14.gemm.lesson.sweep import grid, tuned_configs
@@ -25,21 +26,19 @@ def test_old_and_small_gpus():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "shape, expected",
-    [
-        ((512, 6144, 4096), "128×192×64 · 4 warps · 5 stages"),
-        ((64, 4096, 4096), "64×64×128 · 4 warps · 6 stages"),
-        ((512, 4096, 4096), "128×128×64 · 4 warps · 6 stages"),
-        ((8192, 8192, 8192), "128×128×64 · 4 warps · 3 stages"),
-    ],
+    ((512, 6144, 4096), "128×192×64 · 4 warps · 5 stages"),
+    ((64, 4096, 4096), "64×64×128 · 4 warps · 6 stages"),
+    ((512, 4096, 4096), "128×128×64 · 4 warps · 6 stages"),
+    ((8192, 8192, 8192), "128×128×64 · 4 warps · 3 stages"),
 )
 def test_the_model_picks_the_tile_that_was_fastest(shape, expected):
     assert rank_configs("course", *shape, "bf16", "sm_90a", 132)[0].name.startswith(expected)
 
 
-@pytest.mark.parametrize(
-    "config", [*configs("course").values(), *configs("conservative").values()], ids=lambda config: config.name
+@cases(
+    "config", *configs("course").values(), *configs("conservative").values(), ids=lambda config: config.name
 )
 def test_prediction_grows_with_the_work(config):
     times = [predict_us(config, size, size, size, "bf16", 132) for size in (256, 1024, 4096, 8192)]
@@ -84,22 +83,20 @@ def test_parse():
             parse(text)
 
 
-@pytest.mark.parametrize(
+@cases(
     "numbers, options, message",
-    [
-        ((96, 128, 64, 4, 3), {}, "block_m must be one of 16, 32, 64, 128, 256, 512; it is 96"),
-        ((128, 96, 64, 4, 3), {}, "block_n must be one of 16, .*; it is 96"),
-        ((128, 192, 64, 4, 3), {}, "block_n must be one of 16, .*; it is 192"),
-        ((128, 128, 8, 4, 3), {}, "block_k must be one of 16"),
-        ((128, 128, 64, 64, 3), {}, "num_warps must be one of 1, 2, 4, 8, 16, 32; it is 64"),
-        ((128, 128, 64, 4, 0), {}, "num_stages must be one of 1, .*; it is 0"),
-        ((128, 128, 64, 4, 3), {"group_m": 0}, "group_m and programs_per_sm must be at least 1"),
-        ((128, 128, 64, 4, 3), {"kernel": "fast"}, "kernel must be one of plain, persistent"),
-        ((128, 128, 64, 4, 3), {"epilogue_subtile": 3}, "epilogue_subtile must be one of 1, 2, 4"),
-        ((128, 240, 64, 8, 3), {"kernel": "persistent"}, "block_n must be a sum of at most three powers"),
-        ((64, 8, 64, 4, 3), {"kernel": "split", "splits": 2}, "block_n must be a sum of .*; it is 8"),
-        ((64, 16, 64, 4, 3), {"swap": True}, "swap must be False for the kernel plain"),
-    ],
+    ((96, 128, 64, 4, 3), {}, "block_m must be one of 16, 32, 64, 128, 256, 512; it is 96"),
+    ((128, 96, 64, 4, 3), {}, "block_n must be one of 16, .*; it is 96"),
+    ((128, 192, 64, 4, 3), {}, "block_n must be one of 16, .*; it is 192"),
+    ((128, 128, 8, 4, 3), {}, "block_k must be one of 16"),
+    ((128, 128, 64, 64, 3), {}, "num_warps must be one of 1, 2, 4, 8, 16, 32; it is 64"),
+    ((128, 128, 64, 4, 0), {}, "num_stages must be one of 1, .*; it is 0"),
+    ((128, 128, 64, 4, 3), {"group_m": 0}, "group_m and programs_per_sm must be at least 1"),
+    ((128, 128, 64, 4, 3), {"kernel": "fast"}, "kernel must be one of plain, persistent"),
+    ((128, 128, 64, 4, 3), {"epilogue_subtile": 3}, "epilogue_subtile must be one of 1, 2, 4"),
+    ((128, 240, 64, 8, 3), {"kernel": "persistent"}, "block_n must be a sum of at most three powers"),
+    ((64, 8, 64, 4, 3), {"kernel": "split", "splits": 2}, "block_n must be a sum of .*; it is 8"),
+    ((64, 16, 64, 4, 3), {"swap": True}, "swap must be False for the kernel plain"),
 )
 def test_bad_configuration_is_one_sentence(numbers, options, message):
     with pytest.raises(ValueError, match=message):

@@ -3,6 +3,8 @@ import threading
 import pytest
 import torch
 import triton
+from cases import cases
+from sentences import refused
 
 from ch14 import gemm
 from ch14.gemm import prepare
@@ -90,39 +92,33 @@ def test_out_is_made_when_not_given():
     assert c.dtype == a.dtype and check.relative_error(c, gemm.spec(a, b)) < 1e-3
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, message",
-    [
-        (lambda a, b: (a[0], b), r"a must be a matrix; its shape is \(64,\)"),
-        (lambda a, b: (a[:, :32], b), "the inner extents differ: a is 64 x 32 and b is 64 x 64"),
-        (lambda a, b: (a, b.bfloat16()), "b must be float16; it is bfloat16"),
-        (lambda a, b: (a.float(), b.float()), "a must be bfloat16, float16 or float8_e4m3fn; it is float32"),
-        (lambda a, b: (a.T, b), "a must be stored row by row"),
-        (lambda a, b: (random(64, 68)[:, :64], b), "a row of a must take a multiple of 16 bytes"),
-        (lambda a, b: (a, random(64, 128)[:, ::2]), "b must be stored row by row"),
-        (lambda a, b: (a, random(60, 64).T), "N must be a multiple of 8"),
-    ],
+    (lambda a, b: (a[0], b), r"a must be a matrix; its shape is \(64,\)"),
+    (lambda a, b: (a[:, :32], b), "the inner extents differ: a is 64 x 32 and b is 64 x 64"),
+    (lambda a, b: (a, b.bfloat16()), "b must be float16; it is bfloat16"),
+    (lambda a, b: (a.float(), b.float()), "a must be bfloat16, float16 or float8_e4m3fn; it is float32"),
+    (lambda a, b: (a.T, b), "a must be stored row by row"),
+    (lambda a, b: (random(64, 68)[:, :64], b), "a row of a must take a multiple of 16 bytes"),
+    (lambda a, b: (a, random(64, 128)[:, ::2]), "b must be stored row by row"),
+    (lambda a, b: (a, random(60, 64).T), "N must be a multiple of 8"),
 )
 def test_bad_matrix_is_one_sentence(change, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         gemm.gemm(*change(random(64, 64), random(64, 64)))
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-@pytest.mark.parametrize(
+@cases(
     "options, message",
-    [
-        ({"out": random(64, 32)}, "out must be 64 x 64; it is 64 x 32"),
-        ({"out": random(64, 64).T}, "out must be stored row by row"),
-        ({"scale_a": torch.ones((), device=WHERE)}, "scale_a must be one value, for float8 .*; it has 1"),
-        ({"out": random(64, 68)[:, :64]}, "a row of out must take .* 16 bytes; its stride is 136"),
-        ({"scale_b": 0.5}, "scale_b must be a torch.Tensor; it is a float"),
-    ],
+    ({"out": random(64, 32)}, "out must be 64 x 64; it is 64 x 32"),
+    ({"out": random(64, 64).T}, "out must be stored row by row"),
+    ({"scale_a": torch.ones((), device=WHERE)}, "scale_a must be one value, for float8 .*; it has 1"),
+    ({"out": random(64, 68)[:, :64]}, "a row of out must take .* 16 bytes; its stride is 136"),
+    ({"scale_b": 0.5}, "scale_b must be a torch.Tensor; it is a float"),
 )
 def test_bad_option_is_one_sentence(options, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         gemm.gemm(random(64, 64), random(64, 64), **options)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
 def test_out_may_not_share_memory_with_an_input():
@@ -191,9 +187,7 @@ def test_one_configuration_that_cannot_run_is_unsupported():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "dtype, layout", [("bf16", "k"), ("bf16", "n"), ("fp16", "k"), ("fp16", "n"), ("fp8", "k")]
-)
+@cases("dtype, layout", ("bf16", "k"), ("bf16", "n"), ("fp16", "k"), ("fp16", "n"), ("fp8", "k"))
 def test_every_configuration_on_ragged_shapes(dtype, layout):
     target = device.current().target
     chosen = configs(None, dtype, target).values()

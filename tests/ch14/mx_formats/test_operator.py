@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from cases import cases
 
 from ch14 import mx_formats
 from ch14.mx_formats import FUSED, MxConfig, configs, kernels, number_formats, packing
@@ -133,46 +134,44 @@ def overlapping(x):
     return replace(mx_formats.empty((2, 2), "mxfp8_e4m3"), values=x.view(torch.uint8)[:1].view(2, 2))
 
 
-@pytest.mark.parametrize(
+@cases(
     "call, words",
-    [
-        (lambda: mx_formats.quantise(torch.ones(2, 2)), "x must be bfloat16; it is float32"),
-        (lambda: mx_formats.quantise(torch.ones(4, 4).bfloat16().T[:, ::2]), "x must be stored row by row"),
-        (lambda: mx_formats.quantise(X, "mxfp6_e2m3"), "mxfp6_e2m3 .* has no kernel, only a meaning"),
-        (lambda: mx_formats.quantise(X, [7]), "unknown format .7.; choose one of mxfp8_e4m3"),
-        (lambda: mx_formats.quantise(X, "fp4"), "unknown format 'fp4'; choose one of mxfp8_e4m3"),
-        (lambda: mx_formats.quantise(X, "mxfp4", rule="up"), "unknown rule 'up'; choose floor or ceil"),
-        (lambda: mx_formats.quantise(X, "nvfp4", rule="ceil"), "the scales of nvfp4 are e4m3"),
-        (lambda: mx_formats.quantise(X.to(WHERE), "nvfp4", tensor_scale=0.0), "tensor_scale must be at"),
-        (lambda: mx_formats.quantise(X, "mxfp4", tensor_scale=1.0), "must be None for mxfp4; only nvfp4"),
-        (lambda: mx_formats.quantise(X, "fp8_1x128", tiled=True), "scales of one byte"),
-        (
-            lambda: mx_formats.quantise(X, replace(number_formats.FORMATS["mxfp4"], block=(1, 64))),
-            "mxfp4 .e2m1, blocks .1, 64., scales e8m0. has no kernel",
-        ),
-        (
-            lambda: mx_formats.prepare_quantise(torch.ones(4, 8).bfloat16()[:, :4], "nvfp4"),
-            "x must be contiguous",
-        ),
-        (lambda: mx_formats.Packed("mxfp4", (1, 32), *torch.zeros(2, 1, 16)), "in mxfp4 must be .1, 16. of"),
-        (lambda: mx_formats.Packed("nvfp4", (1, 32), *torch.zeros(2, 1, 16)), "nvfp4 needs values, scales"),
-        (lambda: mx_formats.Packed("mxfp4", (1, 32), [1], [1]), "values must be a torch.Tensor; it is a"),
-        (lambda: mx_formats.empty((-1, 32), "mxfp4"), "shape must be two whole numbers from 0; it is .-1"),
-        (lambda: mx_formats.MxConfig(256.0), "elements of a MxConfig must be a whole number; it is 256.0"),
-        (lambda: mx_formats.MxConfig(300), "must be a power of two from 128 to 65,536; it is 300"),
-        (
-            lambda: mx_formats.quantise(X, "mxfp4", out=mx_formats.empty((2, 4), "mxfp4")),
-            "out must be .2, 2. in mxfp4",
-        ),
-        (lambda: mx_formats.prepare_quantise(X, out=overlapping(X)), "out.values lies in the memory of x"),
-        (
-            lambda: mx_formats.dequantise(mx_formats.empty((2, 4), "mxfp4"), out=torch.empty(2, 4)),
-            "must be bfloat16",
-        ),
-        (lambda: mx_formats.dequantise(X), "packed must be a Packed"),
-        (lambda: mx_formats.spec("round", X), "unknown operation 'round'"),
-        (lambda: errors.make_data("noise"), "unknown data 'noise'; choose one of gaussian, outliers"),
-    ],
+    (lambda: mx_formats.quantise(torch.ones(2, 2)), "x must be bfloat16; it is float32"),
+    (lambda: mx_formats.quantise(torch.ones(4, 4).bfloat16().T[:, ::2]), "x must be stored row by row"),
+    (lambda: mx_formats.quantise(X, "mxfp6_e2m3"), "mxfp6_e2m3 .* has no kernel, only a meaning"),
+    (lambda: mx_formats.quantise(X, [7]), "unknown format .7.; choose one of mxfp8_e4m3"),
+    (lambda: mx_formats.quantise(X, "fp4"), "unknown format 'fp4'; choose one of mxfp8_e4m3"),
+    (lambda: mx_formats.quantise(X, "mxfp4", rule="up"), "unknown rule 'up'; choose floor or ceil"),
+    (lambda: mx_formats.quantise(X, "nvfp4", rule="ceil"), "the scales of nvfp4 are e4m3"),
+    (lambda: mx_formats.quantise(X.to(WHERE), "nvfp4", tensor_scale=0.0), "tensor_scale must be at"),
+    (lambda: mx_formats.quantise(X, "mxfp4", tensor_scale=1.0), "must be None for mxfp4; only nvfp4"),
+    (lambda: mx_formats.quantise(X, "fp8_1x128", tiled=True), "scales of one byte"),
+    (
+        lambda: mx_formats.quantise(X, replace(number_formats.FORMATS["mxfp4"], block=(1, 64))),
+        "mxfp4 .e2m1, blocks .1, 64., scales e8m0. has no kernel",
+    ),
+    (
+        lambda: mx_formats.prepare_quantise(torch.ones(4, 8).bfloat16()[:, :4], "nvfp4"),
+        "x must be contiguous",
+    ),
+    (lambda: mx_formats.Packed("mxfp4", (1, 32), *torch.zeros(2, 1, 16)), "in mxfp4 must be .1, 16. of"),
+    (lambda: mx_formats.Packed("nvfp4", (1, 32), *torch.zeros(2, 1, 16)), "nvfp4 needs values, scales"),
+    (lambda: mx_formats.Packed("mxfp4", (1, 32), [1], [1]), "values must be a torch.Tensor; it is a"),
+    (lambda: mx_formats.empty((-1, 32), "mxfp4"), "shape must be two whole numbers from 0; it is .-1"),
+    (lambda: mx_formats.MxConfig(256.0), "elements of a MxConfig must be a whole number; it is 256.0"),
+    (lambda: mx_formats.MxConfig(300), "must be a power of two from 128 to 65,536; it is 300"),
+    (
+        lambda: mx_formats.quantise(X, "mxfp4", out=mx_formats.empty((2, 4), "mxfp4")),
+        "out must be .2, 2. in mxfp4",
+    ),
+    (lambda: mx_formats.prepare_quantise(X, out=overlapping(X)), "out.values lies in the memory of x"),
+    (
+        lambda: mx_formats.dequantise(mx_formats.empty((2, 4), "mxfp4"), out=torch.empty(2, 4)),
+        "must be bfloat16",
+    ),
+    (lambda: mx_formats.dequantise(X), "packed must be a Packed"),
+    (lambda: mx_formats.spec("round", X), "unknown operation 'round'"),
+    (lambda: errors.make_data("noise"), "unknown data 'noise'; choose one of gaussian, outliers"),
 )
 def test_bad_input_is_told_in_a_sentence(call, words):
     with pytest.raises(ValueError, match=words):

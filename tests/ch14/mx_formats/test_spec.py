@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy
 import pytest
 import torch
+from cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -239,22 +240,20 @@ def test_tiles_of_scales_have_an_inverse(rows, columns, seed):
     assert int(tiled.long().sum()) == int(scales.long().sum()), "padding is zero"
 
 
-@pytest.mark.parametrize(
+@cases(
     "call, words",
-    [
-        (lambda: packing.pack(torch.tensor([[16]], dtype=torch.uint8), 4), "codes of 4 bits must be at"),
-        (lambda: packing.pack(torch.zeros(3, dtype=torch.uint8), 4), "codes must be a uint8 matrix; it is"),
-        (lambda: packing.pack(torch.zeros(1, 1, dtype=torch.uint8), 5), "bits must be 4, 6 or 8; it is 5"),
-        (lambda: packing.unpack(torch.zeros(1, 3, dtype=torch.uint8), 4, 7), "must be a uint8 matrix of 4"),
-        (lambda: packing.untile_scales(torch.zeros(500), 100, 3), "take 512 bytes in tiles; there are 500"),
-        (lambda: number_formats.lookup("mxfp5"), "unknown format 'mxfp5'; choose one of"),
-        (lambda: number_formats.quantise(torch.zeros(1, 1), "mxfp5"), "unknown format 'mxfp5'; choose one"),
-        (lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["mxfp4"], "up"), "unknown rule 'up'"),
-        (
-            lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["nvfp4"], "ceil"),
-            "the scales of nvfp4 are e4m3",
-        ),
-    ],
+    (lambda: packing.pack(torch.tensor([[16]], dtype=torch.uint8), 4), "codes of 4 bits must be at"),
+    (lambda: packing.pack(torch.zeros(3, dtype=torch.uint8), 4), "codes must be a uint8 matrix; it is"),
+    (lambda: packing.pack(torch.zeros(1, 1, dtype=torch.uint8), 5), "bits must be 4, 6 or 8; it is 5"),
+    (lambda: packing.unpack(torch.zeros(1, 3, dtype=torch.uint8), 4, 7), "must be a uint8 matrix of 4"),
+    (lambda: packing.untile_scales(torch.zeros(500), 100, 3), "take 512 bytes in tiles; there are 500"),
+    (lambda: number_formats.lookup("mxfp5"), "unknown format 'mxfp5'; choose one of"),
+    (lambda: number_formats.quantise(torch.zeros(1, 1), "mxfp5"), "unknown format 'mxfp5'; choose one"),
+    (lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["mxfp4"], "up"), "unknown rule 'up'"),
+    (
+        lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["nvfp4"], "ceil"),
+        "the scales of nvfp4 are e4m3",
+    ),
 )
 def test_bad_input_is_told_in_a_sentence(call, words):
     with pytest.raises(ValueError, match=words):

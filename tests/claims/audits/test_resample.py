@@ -4,6 +4,7 @@ import csv
 import io
 
 import pytest
+from cases import cases
 
 from claims.audits import resample as audit
 from tilelab import emulator
@@ -25,14 +26,12 @@ def test_every_candidate_is_right(candidates):
             assert audit.exercises.find_fault(prepare, "cpu") == "", name
 
 
-@pytest.mark.parametrize(
+@cases(
     "constants, change",
-    [
-        ({"SEARCHES": "EVERY_THREAD"}, ("times[middle] <= target", "times[middle] < target - 1")),
-        ({"SEARCHES": "LANE_0"}, ("at.w = __shfl_sync(0xffffffff, at.w, 0);", "at.w = at.w;")),
-        ({"ORDER": "EVERY_FOURTH"}, ("feature % 32 * 4 + feature / 32", "feature % 32 * 4")),
-        ({"ORDER": "A_ROW_PER_LANE"}, ("? i / count :", "? i / CHUNK :")),
-    ],
+    ({"SEARCHES": "EVERY_THREAD"}, ("times[middle] <= target", "times[middle] < target - 1")),
+    ({"SEARCHES": "LANE_0"}, ("at.w = __shfl_sync(0xffffffff, at.w, 0);", "at.w = at.w;")),
+    ({"ORDER": "EVERY_FOURTH"}, ("feature % 32 * 4 + feature / 32", "feature % 32 * 4")),
+    ({"ORDER": "A_ROW_PER_LANE"}, ("? i / count :", "? i / CHUNK :")),
 )
 def test_a_wrong_variant_fails(constants, change, monkeypatch, tmp_path):
     text = audit.SOURCE.read_text()
@@ -87,13 +86,11 @@ def test_counters_get_the_names_of_the_launches(candidates, monkeypatch):
     assert command[-1] == "claims.audits.resample"
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, message",
-    [
-        (make_csv(3), "ncu saw 3 launches of 15"),
-        ("", "ncu saw 0 launches"),
-        (make_csv(15, "load_sectors"), "lacks a counter"),
-    ],
+    (make_csv(3), "ncu saw 3 launches of 15"),
+    ("", "ncu saw 0 launches"),
+    (make_csv(15, "load_sectors"), "lacks a counter"),
 )
 def test_counters_that_do_not_fit_are_refused(monkeypatch, text, message):
     monkeypatch.setattr(profiler, "run_ncu", lambda options, command: text)

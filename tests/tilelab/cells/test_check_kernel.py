@@ -5,6 +5,7 @@ import pathlib
 import re
 
 import pytest
+from cases import cases
 
 from tilelab import ROOT, emulator
 from tilelab.cells import check_kernel
@@ -46,23 +47,17 @@ def test_a_kernel_whose_branches_close_the_same_bracket_is_read_to_its_end(tmp_p
     assert "out" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, line, said",
-    [
-        (('"n"(4 * TILE));', '"n"(8 * TILE));'), 7, "still lacks 0 of 1 arrivals and 1024 bytes"),
-        (("b64 [%0], 1;", "b64 [%0], 2;"), 7, "lacks 1 of 2 arrivals"),
-        (
-            ('"l"(x + i * TILE), "n"(4 * TILE)', '"l"(x + i * TILE), "n"(4 * TILE - 4)'),
-            23,
-            "whole units of 16 bytes",
-        ),
-        (('"l"(x + i * TILE)', '"l"(x + i * TILE + 1)'), 23, "between multiples of 16"),
-        (
-            ("try_wait.parity", "try_again.parity"),
-            7,
-            "does not know the instruction `mbarrier.try_again.parity",
-        ),
-    ],
+    (('"n"(4 * TILE));', '"n"(8 * TILE));'), 7, "still lacks 0 of 1 arrivals and 1024 bytes"),
+    (("b64 [%0], 1;", "b64 [%0], 2;"), 7, "lacks 1 of 2 arrivals"),
+    (
+        ('"l"(x + i * TILE), "n"(4 * TILE)', '"l"(x + i * TILE), "n"(4 * TILE - 4)'),
+        23,
+        "whole units of 16 bytes",
+    ),
+    (('"l"(x + i * TILE)', '"l"(x + i * TILE + 1)'), 23, "between multiples of 16"),
+    (("try_wait.parity", "try_again.parity"), 7, "does not know the instruction `mbarrier.try_again.parity"),
 )
 def test_a_fault_is_named_with_its_line(change, line, said, tmp_path, capsys):
     options = ["--json", "-", "--seeds", "1"]
@@ -95,26 +90,20 @@ def test_a_wrong_result_comes_with_what_is_suspicious(tmp_path, capsys):
     assert re.search(r"line 27: .*reads shared address \d+, which nobody has written; [\d,]+ of 1,536", said)
 
 
-@pytest.mark.parametrize(
+@cases(
     "launch, options, said",
-    [
-        ("launch = 3", (), "launch.py defines no function launch(kernel)"),
-        (
-            "def launch(scale):\n    scale[1, 128]()",
-            (),
-            "launch.py, line 2: ValueError: scale takes 3 arguments",
-        ),
-        ("import nowhere", (), "launch.py cannot be run: line 1: ModuleNotFoundError"),
-        (LAUNCH, ("--kernel", "gemm"), "the file declares no kernel 'gemm'; it declares scale"),
-    ],
+    ("launch = 3", (), "launch.py defines no function launch(kernel)"),
+    ("def launch(scale):\n    scale[1, 128]()", (), "launch.py, line 2: ValueError: scale takes 3 arguments"),
+    ("import nowhere", (), "launch.py cannot be run: line 1: ModuleNotFoundError"),
+    (LAUNCH, ("--kernel", "gemm"), "the file declares no kernel 'gemm'; it declares scale"),
 )
 def test_what_cannot_run_has_status_2(launch, options, said, tmp_path, capsys):
     assert run(tmp_path, launch=launch, options=options) == 2
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "options", [["none.cu", "--launch", "launch.py"], ["--seeds", "0"], ["--target", "sm_1"], ["--json", "/"]]
+@cases(
+    "options", ["none.cu", "--launch", "launch.py"], ["--seeds", "0"], ["--target", "sm_1"], ["--json", "/"]
 )
 def test_bad_usage(options, tmp_path):
     (tmp_path / "k.cu").write_text("")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import cases
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -61,14 +62,12 @@ def test_an_error_names_the_line_of_the_cell(shell):
     assert "copy_tile" not in shell.user_ns or shell.user_ns.pop("copy_tile")
 
 
-@pytest.mark.parametrize(
+@cases(
     "line, source, reason",
-    [
-        ("", "int x;", "declares no kernel; write extern"),
-        ("other -DBYTES=64", COPY, "no kernel 'other'; it declares copy_tile"),
-        ("--changed-from nothing -DBYTES=64", COPY, "'nothing' is not a kernel of a cell above"),
-        ("--fast", COPY, "unrecognized arguments: --fast"),
-    ],
+    ("", "int x;", "declares no kernel; write extern"),
+    ("other -DBYTES=64", COPY, "no kernel 'other'; it declares copy_tile"),
+    ("--changed-from nothing -DBYTES=64", COPY, "'nothing' is not a kernel of a cell above"),
+    ("--fast", COPY, "unrecognized arguments: --fast"),
 )
 def test_bad_use_is_one_sentence(shell, line, source, reason):
     with pytest.raises(UsageError, match=reason) as refused:

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from cases import cases
 
 from tilelab import emulator
 from tilelab.cells import cuda_magic, lesson
@@ -76,13 +77,11 @@ def test_without_a_gpu_figures_are_recorded_and_the_check_runs_in_the_emulator(r
     assert "add_three is not recorded" in ladder.step(KERNEL, prepare_with(KERNEL), "add_three").caption
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, check",
-    [
-        (("+ 1;", "+ 2;"), "wrong: the sums are wrong (in the emulator); this version was not timed"),
-        (("+ 1;", "+ 1.0f;"), "ok in the emulator; this version was not timed"),
-        (("", "-DWIDTH=2"), "ok in the emulator; this version was not timed"),
-    ],
+    (("+ 1;", "+ 2;"), "wrong: the sums are wrong (in the emulator); this version was not timed"),
+    (("+ 1;", "+ 1.0f;"), "ok in the emulator; this version was not timed"),
+    (("", "-DWIDTH=2"), "ok in the emulator; this version was not timed"),
 )
 def test_an_edited_cell_shows_no_figures(recorded, change, check):
     source, options = (ADD, change[1:]) if not change[0] else (ADD.replace(*change), ())

@@ -8,6 +8,7 @@ import types
 
 import pytest
 import torch
+from cases import cases
 
 from tilelab import ROOT, emulator
 from tilelab.course import doctor, notebook
@@ -99,13 +100,11 @@ def test_without_any_package_it_still_says_what_is_missing():
         assert rows[name] == ["skipped", f"needs {needs} (see {needs} above)."]
 
 
-@pytest.mark.parametrize(
+@cases(
     "package, row, proven",
-    [
-        ("torch", "torch", {"Triton copy", "CUDA copy"}),
-        ("triton", "Triton", {"CUDA copy"}),
-        ("cuda", "NVRTC", {"Triton copy"}),
-    ],
+    ("torch", "torch", {"Triton copy", "CUDA copy"}),
+    ("triton", "Triton", {"CUDA copy"}),
+    ("cuda", "NVRTC", {"Triton copy"}),
 )
 def test_a_package_missing(machine, monkeypatch, package, row, proven):
     machine()
@@ -214,9 +213,7 @@ def test_gpu_hidden_on_purpose_is_no_failure(machine):
     assert not [row for row in rows.values() if row.status == "failed"]
 
 
-@pytest.mark.parametrize(
-    "driver, status", [("570.124.06", "failed"), ("580.65.06", "ok"), ("590.10", "ok"), (None, "warn")]
-)
+@cases("driver, status", ("570.124.06", "failed"), ("580.65.06", "ok"), ("590.10", "ok"), (None, "warn"))
 def test_driver_version(machine, driver, status):
     machine(device.Device("NVIDIA H200", (9, 0), "sm_90a", driver=driver), driver=driver)
     row = by_name(doctor.run_checks())["driver"]
@@ -233,28 +230,21 @@ OLD = """case "$*" in *-L*) echo "GPU 0: NVIDIA H200 (UUID: GPU-1)";; *) echo 53
 BROKEN = "echo NVIDIA-SMI has failed because it couldn\\'t communicate with the NVIDIA driver.; exit 9"
 
 
-@pytest.mark.parametrize(
+@cases(
     "script, status, driver, gpu",
-    [
-        (
-            OLD,
-            1,
-            ("failed", "535.104.05: CUDA 13 needs 580 or newer, so update the NVIDIA driver."),
-            "failed",
-        ),
-        (
-            BROKEN,
-            0,
-            ("warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."),
-            "skipped",
-        ),
-        (
-            "exit 0",
-            0,
-            ("warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."),
-            "skipped",
-        ),
-    ],
+    (OLD, 1, ("failed", "535.104.05: CUDA 13 needs 580 or newer, so update the NVIDIA driver."), "failed"),
+    (
+        BROKEN,
+        0,
+        ("warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."),
+        "skipped",
+    ),
+    (
+        "exit 0",
+        0,
+        ("warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."),
+        "skipped",
+    ),
 )
 @pytest.mark.skipif(os.path.exists("/proc/driver/nvidia"), reason="the driver here answers before nvidia-smi")
 def test_what_nvidia_smi_says(monkeypatch, tmp_path, capsys, script, status, driver, gpu):
@@ -268,9 +258,12 @@ def test_what_nvidia_smi_says(monkeypatch, tmp_path, capsys, script, status, dri
     assert (rows["driver"].status, rows["driver"].detail) == driver and rows["GPU"].status == gpu
 
 
-@pytest.mark.parametrize(
+@cases(
     "python_version, status",
-    [((3, 10, 14), "warn"), ((3, 11, 0), "ok"), ((3, 12, 9), "ok"), ((3, 13, 1), "warn")],
+    ((3, 10, 14), "warn"),
+    ((3, 11, 0), "ok"),
+    ((3, 12, 9), "ok"),
+    ((3, 13, 1), "warn"),
 )
 def test_python_version(machine, monkeypatch, python_version, status):
     monkeypatch.setattr(doctor, "sys", types.SimpleNamespace(version_info=python_version))
@@ -296,36 +289,29 @@ def test_torch_compile_is_checked_on_a_gpu_only(machine):
     assert "see GPU above" in by_name(doctor.run_checks())["torch.compile"].detail
 
 
-@pytest.mark.parametrize(
+@cases(
     "error, helps",
-    [
-        (
-            "InductorError: RuntimeError: Failed to find C compiler. Please specify via CC",
-            "install gcc, or set CC",
-        ),
-        ("InvalidCxxCompiler: No working C++ compiler found in config.cpp.cxx: (None, 'g++')", "install g++"),
-        ("InductorError: main.c:5:10: fatal error: Python.h: No such file or directory", "python3-dev"),
-        ("TritonMissing: Cannot find a working triton installation.", "pip install -r requirements.txt"),
-        ("GPUTooOldForTriton: Found Tesla P100 which is too old to be supported", "7.0 or newer"),
-        (
-            "AcceleratorError: CUDA error: no kernel image is available for execution",
-            "does not support the GPU",
-        ),
-        ("ValueError: something else", "ValueError: something else"),
-    ],
+    (
+        "InductorError: RuntimeError: Failed to find C compiler. Please specify via CC",
+        "install gcc, or set CC",
+    ),
+    ("InvalidCxxCompiler: No working C++ compiler found in config.cpp.cxx: (None, 'g++')", "install g++"),
+    ("InductorError: main.c:5:10: fatal error: Python.h: No such file or directory", "python3-dev"),
+    ("TritonMissing: Cannot find a working triton installation.", "pip install -r requirements.txt"),
+    ("GPUTooOldForTriton: Found Tesla P100 which is too old to be supported", "7.0 or newer"),
+    ("AcceleratorError: CUDA error: no kernel image is available for execution", "does not support the GPU"),
+    ("ValueError: something else", "ValueError: something else"),
 )
 def test_an_error_of_torch_compile_becomes_the_sentence_that_helps(error, helps):
     said = doctor.explain_compile_error(error)
     assert helps in said and "\n" not in said
 
 
-@pytest.mark.parametrize(
+@cases(
     "compile, status, says",
-    [
-        (lambda function: function, "ok", "a compiled function is right"),
-        (lambda function: lambda x, y: function(x, y) + 1, "failed", "the compiled function errs by 1.0e+00"),
-        (lambda function: 1 / 0, "failed", "ZeroDivisionError: division by zero"),
-    ],
+    (lambda function: function, "ok", "a compiled function is right"),
+    (lambda function: lambda x, y: function(x, y) + 1, "failed", "the compiled function errs by 1.0e+00"),
+    (lambda function: 1 / 0, "failed", "ZeroDivisionError: division by zero"),
 )
 def test_the_compiled_function_is_checked(monkeypatch, compile, status, says):
     rand = torch.randn
@@ -365,9 +351,10 @@ def test_gpu_without_tma(machine):
     assert "Triton copy, sm_90a" in named and "compiled, not run" in doctor.verdict(rows)
 
 
-@pytest.mark.parametrize(
+@cases(
     "nvrtc_version, architectures, says",
-    [((0, 12, 4), [80, 90], "NVRTC 13"), ((0, 13, 0), [80, 90], "cannot compile for sm_100a")],
+    ((0, 12, 4), [80, 90], "NVRTC 13"),
+    ((0, 13, 0), [80, 90], "cannot compile for sm_100a"),
 )
 def test_wrong_nvrtc(machine, monkeypatch, nvrtc_version, architectures, says):
     from cuda.bindings import nvrtc
@@ -425,16 +412,14 @@ def test_a_child_that_hangs(monkeypatch):
     assert all("no answer within 0.01 s" in row.detail for row in rows)
 
 
-@pytest.mark.parametrize(
+@cases(
     "message, line",
-    [
-        ("Traceback (most recent call last):\n  File x\nImportError: no libcuda", "ImportError: no libcuda"),
-        (
-            "6: NVRTC_ERROR_COMPILATION, log:\n\na.cu(1): error: x is undefined\n1 error",
-            "a.cu(1): error: x is undefined",
-        ),
-        ("out of memory\nsecond", "out of memory"),
-    ],
+    ("Traceback (most recent call last):\n  File x\nImportError: no libcuda", "ImportError: no libcuda"),
+    (
+        "6: NVRTC_ERROR_COMPILATION, log:\n\na.cu(1): error: x is undefined\n1 error",
+        "a.cu(1): error: x is undefined",
+    ),
+    ("out of memory\nsecond", "out of memory"),
 )
 def test_one_line(message, line):
     assert doctor._one_line(message) == line
@@ -449,14 +434,12 @@ def test_sass_without_tma_is_no_proof():
         doctor.tma_lines("cuda", "/*0000*/ LDG.E R1 ;")
 
 
-@pytest.mark.parametrize(
+@cases(
     "arguments, says",
-    [
-        (["--bogus"], "unrecognized arguments"),
-        (["--target", "sm_90"], "sm_90a"),
-        (["--target", "hopper"], "unknown target"),
-        (["--target", "sm_80"], "no TMA"),
-    ],
+    (["--bogus"], "unrecognized arguments"),
+    (["--target", "sm_90"], "sm_90a"),
+    (["--target", "hopper"], "unknown target"),
+    (["--target", "sm_80"], "no TMA"),
 )
 def test_bad_usage_is_one_line_on_stderr(arguments, says, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 import torch
+from cases import cases
 
 from ch10 import tile_pipeline, wgmma_gemm
 from tilelab import emulator
@@ -71,31 +72,21 @@ def test_a_right_kernel_is_right_at_any_speed_of_the_engine(seed):
     assert run_ring(seed=seed) == 0
 
 
-@pytest.mark.parametrize(
+@cases(
     "line, instead, reason",
-    [
-        ("i / 2 % 2", "0", "a bulk_store reads shared address 128, where a load may still be landing"),
-        (
-            "tx(shared_address(&full[i % 2]), BYTES)",
-            "tx(shared_address(&full[i % 2]), 2 * BYTES)",
-            "block 0, thread 0 waits for ever for parity 0 of the mbarrier at shared address 0. Its phase 0 .parity 0. "
-            "still lacks 0 of 1 arrivals and 256 bytes",
-        ),
-        ("    fence_mbarrier_init();", "", "fence_mbarrier_init is missing"),
-        (
-            "    bulk_wait_read<0>();\n}",
-            "}",
-            "ended while the copy engine had not yet read its shared memory",
-        ),
-        ("bulk_commit();", "", "overwrites shared address .* which a bulk_store may still read"),
-        (
-            ", BYTES, shared_address(&full",
-            ", BYTES - 8, shared_address(&full",
-            "moves whole units of 16 bytes",
-        ),
-        ("x + u64(first + i) * BYTES", "x + u64(first + i + 8) * BYTES", "leaves the tensors"),
-        ("&full[stage]), 1)", "&full[stage]), 2)", "lacks 1 of 2 arrivals and 0 bytes"),
-    ],
+    ("i / 2 % 2", "0", "a bulk_store reads shared address 128, where a load may still be landing"),
+    (
+        "tx(shared_address(&full[i % 2]), BYTES)",
+        "tx(shared_address(&full[i % 2]), 2 * BYTES)",
+        "block 0, thread 0 waits for ever for parity 0 of the mbarrier at shared address 0. Its phase 0 .parity 0. "
+        "still lacks 0 of 1 arrivals and 256 bytes",
+    ),
+    ("    fence_mbarrier_init();", "", "fence_mbarrier_init is missing"),
+    ("    bulk_wait_read<0>();\n}", "}", "ended while the copy engine had not yet read its shared memory"),
+    ("bulk_commit();", "", "overwrites shared address .* which a bulk_store may still read"),
+    (", BYTES, shared_address(&full", ", BYTES - 8, shared_address(&full", "moves whole units of 16 bytes"),
+    ("x + u64(first + i) * BYTES", "x + u64(first + i + 8) * BYTES", "leaves the tensors"),
+    ("&full[stage]), 1)", "&full[stage]), 2)", "lacks 1 of 2 arrivals and 0 bytes"),
 )
 def test_a_broken_rule_is_named(line, instead, reason):
     with pytest.raises(emulator.EmulationError, match=reason):
@@ -168,24 +159,19 @@ def test_lanes_exchange_values(seed):
         assert votes.view(2, 32, 4)[warp].tolist() == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     "body, reason",
-    [
-        (
-            "if (threadIdx.x % 32 == 0) out[0] = __shfl_sync(~0u, x[0], 0);",
-            None,
-        ),  # the other lanes have ended
-        (
-            "if (threadIdx.x % 2) __syncthreads(); else __shfl_sync(~0u, x[0], 0); __syncthreads();",
-            "waits for ever in __shfl_sync.. for the other lanes of mask 0xffffffff",
-        ),
-        (
-            "if (threadIdx.x % 2) __shfl_sync(~0u, x[0], 0); else __ballot_sync(~0u, 1);",
-            "lanes of one warp meet in __ballot_sync.. and in __shfl_sync..",
-        ),
-        ("__shfl_sync(1u, x[0], 0);", "lane 1 calls __shfl_sync.. with mask 0x1, which does not name it"),
-        ("if (threadIdx.x < 16) out[threadIdx.x] = __shfl_sync(0xffffu, x[0], 20);", "reads from lane 20"),
-    ],
+    ("if (threadIdx.x % 32 == 0) out[0] = __shfl_sync(~0u, x[0], 0);", None),  # the other lanes have ended
+    (
+        "if (threadIdx.x % 2) __syncthreads(); else __shfl_sync(~0u, x[0], 0); __syncthreads();",
+        "waits for ever in __shfl_sync.. for the other lanes of mask 0xffffffff",
+    ),
+    (
+        "if (threadIdx.x % 2) __shfl_sync(~0u, x[0], 0); else __ballot_sync(~0u, 1);",
+        "lanes of one warp meet in __ballot_sync.. and in __shfl_sync..",
+    ),
+    ("__shfl_sync(1u, x[0], 0);", "lane 1 calls __shfl_sync.. with mask 0x1, which does not name it"),
+    ("if (threadIdx.x < 16) out[threadIdx.x] = __shfl_sync(0xffffu, x[0], 20);", "reads from lane 20"),
 )
 def test_lanes_that_do_not_meet_are_named(body, reason):
     source = f'extern "C" __global__ void warp(const float* x, float* out, int* votes) {{ {body} }}'
@@ -258,16 +244,14 @@ def move_box(x, out, row, column, box, swizzle="none", fill="zero", change=("", 
     return found
 
 
-@pytest.mark.parametrize(
+@cases(
     "dtype, box, swizzle, row, column",
-    [
-        (torch.float32, (8, 32), "128B", 0, 0),
-        (torch.float32, (16, 16), "64B", -3, 60),
-        (torch.uint8, (8, 32), "32B", 35, 0),
-        (torch.bfloat16, (64, 8), "none", -60, -8),
-        (torch.float32, (8, 16), "128B", 33, -4),
-        (torch.int64, (4, 6), "none", 1, 2),
-    ],
+    (torch.float32, (8, 32), "128B", 0, 0),
+    (torch.float32, (16, 16), "64B", -3, 60),
+    (torch.uint8, (8, 32), "32B", 35, 0),
+    (torch.bfloat16, (64, 8), "none", -60, -8),
+    (torch.float32, (8, 16), "128B", 33, -4),
+    (torch.int64, (4, 6), "none", 1, 2),
 )
 def test_a_box_lies_as_the_swizzle_says_and_comes_back(dtype, box, swizzle, row, column):
     x = (torch.rand(37, 64) * 100).to(dtype)
@@ -299,33 +283,31 @@ def test_what_lies_outside_is_filled_and_is_left_out_in_whole_units():
     assert (out[:, :16] == 7).all()
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, column, reason",
-    [
+    (
+        ("", ""),
+        1,
+        "tma_load_2d starts at x = 1, within a unit of 16 bytes: on a GPU this is an illegal instruction",
+    ),
+    (
+        ("shared_address(tile), x", "shared_address(tile) + 64, x"),
+        0,
+        "a tile must lie at a multiple of 128 bytes",
+    ),
+    (("shared_address(tile), x", "shared_address(tile) + 128, x"), 0, "leaves shared memory"),
+    (("barrier, size)", "barrier, size / 2)"), 0, "has got 512 bytes that were not announced"),
+    (("barrier, size)", "barrier, 2 * size)"), 0, "lacks 0 of 1 arrivals and 1024 bytes"),
+    (("fence_mbarrier_init();", ""), 0, "fence_mbarrier_init is missing"),
+    (("bulk_commit();", ""), 0, "a store was not committed with bulk_commit"),
+    (
         (
-            ("", ""),
-            1,
-            "tma_load_2d starts at x = 1, within a unit of 16 bytes: on a GPU this is an illegal instruction",
+            "tma_load_2d(shared_address(tile), x, column, row",
+            "tma_load_3d(shared_address(tile), x, column, row, 0",
         ),
-        (
-            ("shared_address(tile), x", "shared_address(tile) + 64, x"),
-            0,
-            "a tile must lie at a multiple of 128 bytes",
-        ),
-        (("shared_address(tile), x", "shared_address(tile) + 128, x"), 0, "leaves shared memory"),
-        (("barrier, size)", "barrier, size / 2)"), 0, "has got 512 bytes that were not announced"),
-        (("barrier, size)", "barrier, 2 * size)"), 0, "lacks 0 of 1 arrivals and 1024 bytes"),
-        (("fence_mbarrier_init();", ""), 0, "fence_mbarrier_init is missing"),
-        (("bulk_commit();", ""), 0, "a store was not committed with bulk_commit"),
-        (
-            (
-                "tma_load_2d(shared_address(tile), x, column, row",
-                "tma_load_3d(shared_address(tile), x, column, row, 0",
-            ),
-            0,
-            "tma_load_3d is given a tensor map of 2 dimensions",
-        ),
-    ],
+        0,
+        "tma_load_3d is given a tensor map of 2 dimensions",
+    ),
 )
 def test_a_broken_rule_of_tensor_maps_is_named(change, column, reason):
     x = torch.rand(8, 32)
@@ -427,16 +409,11 @@ def test_blocks_of_a_cluster_share_a_box(seed):
     assert add_shared(4, seed=seed)
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, reason",
-    [
-        (
-            ("cluster_wait();  // the barriers of all", "// "),
-            "has initialised no mbarrier at shared address 0",
-        ),
-        (("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1"), "names block 2 of a cluster of 2"),
-        (("(1 << CLUSTER) - 1", "1 << rank"), "waits for ever for parity 0 of the mbarrier"),
-    ],
+    (("cluster_wait();  // the barriers of all", "// "), "has initialised no mbarrier at shared address 0"),
+    (("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1"), "names block 2 of a cluster of 2"),
+    (("(1 << CLUSTER) - 1", "1 << rank"), "waits for ever for parity 0 of the mbarrier"),
 )
 def test_a_broken_rule_of_clusters_is_named(change, reason):
     with pytest.raises(emulator.EmulationError, match=reason):
@@ -474,9 +451,7 @@ IN_CLUSTER = next(step for step in GEMMS.values() if step.cluster == 2)
 
 
 @pytest.mark.parametrize("seed", emulator.SEEDS)
-@pytest.mark.parametrize(
-    "step", [ONE_GROUP, TWO_CONSUMERS, IN_CLUSTER], ids=["one_group", "two_consumers", "cluster"]
-)
+@cases("step", ONE_GROUP, TWO_CONSUMERS, IN_CLUSTER, ids=["one_group", "two_consumers", "cluster"])
 def test_products_are_right_at_any_speed_of_the_tensor_core(step, seed):
     assert multiply(step, seed=seed) == 0
 
@@ -489,21 +464,19 @@ WAIT = """        wgmma_wait<1>();
 EARLY = WAIT.replace("wgmma_wait<1>();", "").replace("if (step > first)", "").replace("previous_", "state.")
 
 
-@pytest.mark.parametrize(
+@cases(
     "step, change, reason",
-    [
-        (TWO_CONSUMERS, (WAIT, EARLY), "overwrites .* which a wgmma may still read"),
-        (TWO_CONSUMERS, ("        wgmma_wait<1>();\n", ""), "overwrites .* which a wgmma may still read"),
-        (TWO_CONSUMERS, ("        fence_proxy_async();", ""), "without fence_proxy_async"),
-        (
-            TWO_CONSUMERS,
-            ("        if (leader) bulk_wait_read<BUFFERS - 1>();", ""),
-            "stmatrix shared address .* which tma_store_2d may still read",
-        ),
-        (TWO_CONSUMERS, ("accumulate || k > 0", "true"), None),
-        (TWO_CONSUMERS, ("within = k % 4 * 32", "within = k % 4 * 64"), "in row 1 of a swizzle"),
-        (ONE_GROUP, ("        wgmma_wait<LAG>();", ""), "overwrites .* which a wgmma may still read"),
-    ],
+    (TWO_CONSUMERS, (WAIT, EARLY), "overwrites .* which a wgmma may still read"),
+    (TWO_CONSUMERS, ("        wgmma_wait<1>();\n", ""), "overwrites .* which a wgmma may still read"),
+    (TWO_CONSUMERS, ("        fence_proxy_async();", ""), "without fence_proxy_async"),
+    (
+        TWO_CONSUMERS,
+        ("        if (leader) bulk_wait_read<BUFFERS - 1>();", ""),
+        "stmatrix shared address .* which tma_store_2d may still read",
+    ),
+    (TWO_CONSUMERS, ("accumulate || k > 0", "true"), None),
+    (TWO_CONSUMERS, ("within = k % 4 * 32", "within = k % 4 * 64"), "in row 1 of a swizzle"),
+    (ONE_GROUP, ("        wgmma_wait<LAG>();", ""), "overwrites .* which a wgmma may still read"),
 )
 def test_a_product_that_reads_too_early_or_too_late_is_named_or_wrong(step, change, reason):
     for seed in (0, 2):
@@ -514,29 +487,27 @@ def test_a_product_that_reads_too_early_or_too_late_is_named_or_wrong(step, chan
                 multiply(step, change, seed)
 
 
-@pytest.mark.parametrize(
+@cases(
     "step, change, reason",
-    [
-        (TWO_CONSUMERS, ("    wgmma_fence();\n", ""), "wgmma_fence.. is missing"),
-        (TWO_CONSUMERS, ("    wgmma_commit();\n", ""), "overwrites .* which a wgmma may still read"),
-        (
-            TWO_CONSUMERS,
-            ("    wgmma_wait<0>();\n    release", "    release"),
-            "ends before wgmma_wait has waited",
-        ),
-        (
-            TWO_CONSUMERS,
-            ("state.phase ^ 1)", "state.phase)"),
-            "thread 0 waits for ever for parity 0 of the mbarrier.*; .*block 0, thread 128 waits for ever for parity 0",
-        ),
-        (TWO_CONSUMERS, ("4 * CONSUMERS * ctas", "8 * CONSUMERS * ctas"), "lacks 8 of 16 arrivals"),
-        (
-            TWO_CONSUMERS,
-            ("named_barrier_sync(barrier, 128)", "named_barrier_sync(barrier, 256)"),
-            "waits for ever in named_barrier_sync.. at barrier 1, where 128 of 256 threads have arrived",
-        ),
-        (IN_CLUSTER, ("    if (MULTICAST) cluster_arrive(), cluster_wait();\n}", "}"), "has ended already"),
-    ],
+    (TWO_CONSUMERS, ("    wgmma_fence();\n", ""), "wgmma_fence.. is missing"),
+    (TWO_CONSUMERS, ("    wgmma_commit();\n", ""), "overwrites .* which a wgmma may still read"),
+    (
+        TWO_CONSUMERS,
+        ("    wgmma_wait<0>();\n    release", "    release"),
+        "ends before wgmma_wait has waited",
+    ),
+    (
+        TWO_CONSUMERS,
+        ("state.phase ^ 1)", "state.phase)"),
+        "thread 0 waits for ever for parity 0 of the mbarrier.*; .*block 0, thread 128 waits for ever for parity 0",
+    ),
+    (TWO_CONSUMERS, ("4 * CONSUMERS * ctas", "8 * CONSUMERS * ctas"), "lacks 8 of 16 arrivals"),
+    (
+        TWO_CONSUMERS,
+        ("named_barrier_sync(barrier, 128)", "named_barrier_sync(barrier, 256)"),
+        "waits for ever in named_barrier_sync.. at barrier 1, where 128 of 256 threads have arrived",
+    ),
+    (IN_CLUSTER, ("    if (MULTICAST) cluster_arrive(), cluster_wait();\n}", "}"), "has ended already"),
 )
 def test_a_broken_rule_of_products_is_named(step, change, reason):
     with pytest.raises(emulator.EmulationError, match=reason):
@@ -568,18 +539,16 @@ def test_sums_are_no_numbers_until_the_wait():
         assert early.isnan().all() and (late == 32).all()
 
 
-@pytest.mark.parametrize(
+@cases(
     "source, reason",
-    [
-        (
-            "#include <cuda/semaphore>\n__device__ void f() {}\n",
-            "kernel includes <cuda/semaphore> in line 2, which the emulator lacks",
-        ),
-        (
-            '__device__ void f() { asm volatile("tcgen05.alloc 1;"); }\n',
-            "line 2: the emulator does not know the instruction `tcgen05.alloc`",
-        ),
-    ],
+    (
+        "#include <cuda/semaphore>\n__device__ void f() {}\n",
+        "kernel includes <cuda/semaphore> in line 2, which the emulator lacks",
+    ),
+    (
+        '__device__ void f() { asm volatile("tcgen05.alloc 1;"); }\n',
+        "line 2: the emulator does not know the instruction `tcgen05.alloc`",
+    ),
 )
 def test_what_it_does_not_know_is_said(source, reason):
     source += 'extern "C" __global__ void kernel(float* x) { f(); }'
@@ -588,16 +557,11 @@ def test_what_it_does_not_know_is_said(source, reason):
         kernel[1, 1](torch.zeros(1))
 
 
-@pytest.mark.parametrize(
+@cases(
     "body, reason",
-    [
-        (
-            "for (volatile int i = 0; i >= 0; i = (i + 1) % 9) x[0] += i;",
-            "run for 0.2 s without waiting: a loop",
-        ),
-        ("x[0] = 7 / int(x[1]);", "thread 0: divides an integer by zero"),
-        ("volatile char big[1 << 20]; big[threadIdx.x] = 0; x[0] = big[0];", "needs more than 128 KiB"),
-    ],
+    ("for (volatile int i = 0; i >= 0; i = (i + 1) % 9) x[0] += i;", "run for 0.2 s without waiting: a loop"),
+    ("x[0] = 7 / int(x[1]);", "thread 0: divides an integer by zero"),
+    ("volatile char big[1 << 20]; big[threadIdx.x] = 0; x[0] = big[0];", "needs more than 128 KiB"),
 )
 def test_a_crash_of_the_kernel_is_named(body, reason, monkeypatch):
     monkeypatch.setattr(emulator, "LONGEST_RUN_S", 0.2)

@@ -5,6 +5,7 @@
 
 import pytest
 import torch
+from cases import cases
 
 import ch14  # noqa: F401  selects Triton's interpreter where there is no GPU
 from tilelab.cells import lesson
@@ -57,26 +58,24 @@ def test_a_tile_that_hangs_over_the_end_is_clipped(seed):
     assert torch.equal(out, 2 * x)
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, said",
-    [
-        (("    mbarrier.init(full, count=1)\n", ""), "before mbarrier.init"),
-        (
-            ("    mbarrier.expect(full, x_desc.block_type.nbytes)\n", ""),
-            "nothing moves any more.*mbarrier.wait.full, 0",
-        ),
-        (("expect(full, x_desc.block_type.nbytes)", "expect(full, 4)"), "nothing moves any more"),
-        (("mbarrier.wait(full, 0)", "mbarrier.wait(full, 1)"), "before TMA has landed"),
-        (
-            ("    mbarrier.wait(full, 0)\n", "    mbarrier.arrive(full, count=1)\n"),
-            "one too many|before TMA has landed",
-        ),
-        (("factor)\n    fence_async_shared()", "factor)"), "without fence_async_shared"),
-        (("    tma.store_wait(0)\n", ""), "before tma.store_wait"),
-        (("    tma.store_wait(0)\n", "    tile.store(tile.load(LAYOUT))\n"), "still uses"),
-        ((".index(0)\n", ".index(1)\n"), "index 1 of 1"),
-        (("[gl.program_id(0) * 4, 0], full", "[0], full"), "1 coordinates"),
-    ],
+    (("    mbarrier.init(full, count=1)\n", ""), "before mbarrier.init"),
+    (
+        ("    mbarrier.expect(full, x_desc.block_type.nbytes)\n", ""),
+        "nothing moves any more.*mbarrier.wait.full, 0",
+    ),
+    (("expect(full, x_desc.block_type.nbytes)", "expect(full, 4)"), "nothing moves any more"),
+    (("mbarrier.wait(full, 0)", "mbarrier.wait(full, 1)"), "before TMA has landed"),
+    (
+        ("    mbarrier.wait(full, 0)\n", "    mbarrier.arrive(full, count=1)\n"),
+        "one too many|before TMA has landed",
+    ),
+    (("factor)\n    fence_async_shared()", "factor)"), "without fence_async_shared"),
+    (("    tma.store_wait(0)\n", ""), "before tma.store_wait"),
+    (("    tma.store_wait(0)\n", "    tile.store(tile.load(LAYOUT))\n"), "still uses"),
+    ((".index(0)\n", ".index(1)\n"), "index 1 of 1"),
+    (("[gl.program_id(0) * 4, 0], full", "[0], full"), "1 coordinates"),
 )
 def test_a_broken_rule_is_named(change, said):
     with pytest.raises(gluon_emulator.GluonError, match=said):

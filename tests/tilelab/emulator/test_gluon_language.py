@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import pytest
 import torch
+from cases import cases
 
 import ch14  # noqa: F401  selects Triton's interpreter where there is no GPU
 from tilelab.cells import lesson
@@ -323,26 +324,24 @@ def test_a_tuned_kernel_runs_its_first_configuration(kernels):
     assert out.tolist() == [64] * 32 + [0] * 32
 
 
-@pytest.mark.parametrize(
+@cases(
     "body, said",
-    [
-        ("gl.load(p + i, padding_option='zero')", "does not know padding_option='zero' of gl.load"),
-        ("gl.load(p + i, colour=3)", r"gl.load got an unexpected keyword argument 'colour'"),
-        ("gl.fp4_to_fp(i, gl.float16, 0)", "does not know triton.*fp4_to_fp"),
-        ("hopper.cluster.arrive()", "does not know triton.*cluster.arrive"),
-        ("fence_async_shared(cluster=True)", "does not know cluster=True of fence_async_shared"),
-        ("i.to(gl.float16, fp_downcast_rounding='rtz')", "does not know fp_downcast_rounding='rtz'"),
-        ("gl.store(p + i + 1, 1.0)", "gl.store at element 32 of a tensor whose memory holds 32"),
-        (
-            "gl.store(p + i, gl.zeros([32], gl.float32, gl.BlockedLayout([2], [32], [4], [0])))",
-            "different layouts meet",
-        ),
-        ("gl.device_assert(i < 5, 'too large')", "device_assert fails in program .0, 0, 0.: too large"),
-        ("gl.static_assert(1 == 2, 'never')", "static_assert fails: never"),
-        ("while gl.load(p) == 0: pass", "the program does not end"),
-        ("mbarrier.init(gl.allocate_shared_memory(gl.int64, [2, 1], None), 1)", "take .index"),
-        ("gl.program_id(3)", "axis 3 of the grid"),
-    ],
+    ("gl.load(p + i, padding_option='zero')", "does not know padding_option='zero' of gl.load"),
+    ("gl.load(p + i, colour=3)", r"gl.load got an unexpected keyword argument 'colour'"),
+    ("gl.fp4_to_fp(i, gl.float16, 0)", "does not know triton.*fp4_to_fp"),
+    ("hopper.cluster.arrive()", "does not know triton.*cluster.arrive"),
+    ("fence_async_shared(cluster=True)", "does not know cluster=True of fence_async_shared"),
+    ("i.to(gl.float16, fp_downcast_rounding='rtz')", "does not know fp_downcast_rounding='rtz'"),
+    ("gl.store(p + i + 1, 1.0)", "gl.store at element 32 of a tensor whose memory holds 32"),
+    (
+        "gl.store(p + i, gl.zeros([32], gl.float32, gl.BlockedLayout([2], [32], [4], [0])))",
+        "different layouts meet",
+    ),
+    ("gl.device_assert(i < 5, 'too large')", "device_assert fails in program .0, 0, 0.: too large"),
+    ("gl.static_assert(1 == 2, 'never')", "static_assert fails: never"),
+    ("while gl.load(p) == 0: pass", "the program does not end"),
+    ("mbarrier.init(gl.allocate_shared_memory(gl.int64, [2, 1], None), 1)", "take .index"),
+    ("gl.program_id(3)", "axis 3 of the grid"),
 )
 def test_what_the_emulator_lacks_is_named(body, said, monkeypatch):
     if "cluster.arrive" in body and version("triton") < "3.7":
@@ -354,9 +353,7 @@ def test_what_the_emulator_lacks_is_named(body, said, monkeypatch):
         kernel[(1,)](torch.zeros(32))
 
 
-@pytest.mark.parametrize(
-    "option, said", [({"num_ctas": 2}, "num_ctas=2"), ({"warps": 2}, "no option 'warps'")]
-)
+@cases("option, said", ({"num_ctas": 2}, "num_ctas=2"), ({"warps": 2}, "no option 'warps'"))
 def test_an_option_of_the_launch_is_named(kernels, option, said):
     with pytest.raises(gluon_emulator.GluonError, match=said):
         kernels["number_programs"][(1,)](torch.zeros(1, dtype=torch.int32), X=1, **option)

@@ -5,6 +5,7 @@ import struct
 
 import pytest
 import torch
+from cases import cases
 
 from tilelab import emulator
 from tilelab.cells import cuda_magic
@@ -203,16 +204,14 @@ def draw(shape, name):
     return values.to(TYPES[name])
 
 
-@pytest.mark.parametrize(
+@cases(
     "depth, sums, a, b",
-    [
-        (16, "f32", "bf16", "bf16"),
-        (16, "f16", "f16", "f16"),
-        (8, "f32", "f16", "f16"),
-        (8, "f32", "tf32", "tf32"),
-        (32, "s32", "s8", "u8"),
-        (32, "f32", "e4m3", "e5m2"),
-    ],
+    (16, "f32", "bf16", "bf16"),
+    (16, "f16", "f16", "f16"),
+    (8, "f32", "f16", "f16"),
+    (8, "f32", "tf32", "tf32"),
+    (32, "s32", "s8", "u8"),
+    (32, "f32", "e4m3", "e5m2"),
 )
 def test_mma(depth, sums, a, b):
     size = TYPES[a].itemsize
@@ -281,16 +280,14 @@ extern "C" __global__ void run(const unsigned* a, const unsigned* b, float* out,
 """
 
 
-@pytest.mark.parametrize(
+@cases(
     "width, a, b, in_registers, transposed, negative",
-    [
-        (8, "bf16", "bf16", False, False, False),
-        (24, "f16", "f16", True, False, False),
-        (64, "bf16", "bf16", False, True, True),
-        (16, "tf32", "tf32", True, False, False),
-        (32, "e5m2", "e4m3", False, False, False),
-        (16, "s8", "u8", True, False, False),
-    ],
+    (8, "bf16", "bf16", False, False, False),
+    (24, "f16", "f16", True, False, False),
+    (64, "bf16", "bf16", False, True, True),
+    (16, "tf32", "tf32", True, False, False),
+    (32, "e5m2", "e4m3", False, False, False),
+    (16, "s8", "u8", True, False, False),
 )
 def test_wgmma(width, a, b, in_registers, transposed, negative):
     depth = 32 // TYPES[a].itemsize
@@ -331,17 +328,15 @@ def test_wgmma(width, a, b, in_registers, transposed, negative):
     assert torch.equal(found.double(), expected)
 
 
-@pytest.mark.parametrize(
+@cases(
     "asm, said",
-    [
-        ('asm("tcgen05.alloc.cta_group::1 [%0], 32;" :: "r"(0));', "instruction `tcgen05.alloc.cta_group::1`"),
-        ('asm("mov.u32 %0, %%envreg3;" : "=r"(x));', "special register `%envreg3`"),
-        ('asm("add.rz.f32 %0, %0, %0;" : "+r"(x));', "instruction `add.rz.f32`"),
-        ('asm("cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%0, %0, '
-         '%0}], [%0], {%2};" :: "r"(x), "l"(0ll), "h"((short)0));', "instruction `cp.async.bulk.tensor.3d.*im2col"),
-        ('asm("add.u32 %0, %0, missing;" : "+r"(x));', "operand `missing`"),
-        ('asm("mov.u32 %0;" : "=r"(x));', "cannot read `mov.u32`"),
-    ],
+    ('asm("tcgen05.alloc.cta_group::1 [%0], 32;" :: "r"(0));', "instruction `tcgen05.alloc.cta_group::1`"),
+    ('asm("mov.u32 %0, %%envreg3;" : "=r"(x));', "special register `%envreg3`"),
+    ('asm("add.rz.f32 %0, %0, %0;" : "+r"(x));', "instruction `add.rz.f32`"),
+    ('asm("cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%0, %0, '
+     '%0}], [%0], {%2};" :: "r"(x), "l"(0ll), "h"((short)0));', "instruction `cp.async.bulk.tensor.3d.*im2col"),
+    ('asm("add.u32 %0, %0, missing;" : "+r"(x));', "operand `missing`"),
+    ('asm("mov.u32 %0;" : "=r"(x));', "cannot read `mov.u32`"),
 )  # fmt: skip
 def test_what_is_missing_is_refused_by_name_and_line(asm, said):
     source = (
@@ -455,32 +450,28 @@ def test_barriers_pipelines_and_ptx_of_libcu(name):
     run_library(name)
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, change, said",
-    [
-        ("by_barrier", ("full.wait(std::move(token));", ""), "no barrier lies between|may still be landing"),
-        ("by_barrier", ("1, sizeof tile);", "1, 4);"), "1020 bytes|waits for ever"),
-        ("by_barrier", ("0, 8 * i, full", "1, 8 * i, full"), "line 20: .*within a unit of 16 bytes"),
-        (
-            "by_ptx",
-            ("while (!ptx::mbarrier_try_wait_parity(&full, 0)) {}", ""),
-            "has not waited for its mbarrier",
-        ),
-        ("by_pipeline", ("pipe.consumer_wait();", ""), "cp_async may still write|no barrier lies between"),
-    ],
+    ("by_barrier", ("full.wait(std::move(token));", ""), "no barrier lies between|may still be landing"),
+    ("by_barrier", ("1, sizeof tile);", "1, 4);"), "1020 bytes|waits for ever"),
+    ("by_barrier", ("0, 8 * i, full", "1, 8 * i, full"), "line 20: .*within a unit of 16 bytes"),
+    (
+        "by_ptx",
+        ("while (!ptx::mbarrier_try_wait_parity(&full, 0)) {}", ""),
+        "has not waited for its mbarrier",
+    ),
+    ("by_pipeline", ("pipe.consumer_wait();", ""), "cp_async may still write|no barrier lies between"),
 )
 def test_a_broken_rule_is_named_behind_libcu(name, change, said):
     with pytest.raises(emulator.EmulationError, match=said):
         run_library(name, change)
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, said",
-    [
-        (("thread_scope_block>;", "thread_scope_device>;"), "knows cuda::barrier for the threads of a block"),
-        (("auto pipe = cuda::make_pipeline();", "cuda::pipeline_shared_state<cuda::thread_scope_block, 2> pipe;"),
-         "uses .*pipeline_shared_state"),
-    ],
+    (("thread_scope_block>;", "thread_scope_device>;"), "knows cuda::barrier for the threads of a block"),
+    (("auto pipe = cuda::make_pipeline();", "cuda::pipeline_shared_state<cuda::thread_scope_block, 2> pipe;"),
+     "uses .*pipeline_shared_state"),
 )  # fmt: skip
 def test_other_scopes_of_libcu_are_refused(change, said):
     with pytest.raises(emulator.NotEmulated, match=said):
@@ -503,13 +494,11 @@ extern "C" __global__ void sum(const float* x, float* parts, float* out, int* co
 }"""
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, said",
-    [
-        (("", ""), None),
-        (("scope_device", "scope_block"), "in the scope of its block"),
-        (("acq_rel", "relaxed"), "nothing orders the two blocks"),
-    ],
+    (("", ""), None),
+    (("scope_device", "scope_block"), "in the scope of its block"),
+    (("acq_rel", "relaxed"), "nothing orders the two blocks"),
 )
 def test_atomics_of_libcu(change, said):
     x, out = torch.randn(4, 64), torch.zeros(64)
@@ -523,16 +512,14 @@ def test_atomics_of_libcu(change, said):
         assert torch.allclose(out, x.sum(0))
 
 
-@pytest.mark.parametrize(
+@cases(
     "folder, expected",
-    [
-        (os.fspath(emulator.FOLDER), True),
-        ("/home/another/copy/tilelab/emulator/cuda", True),  # whose precompiled header lies in the cache
-        ("/cache/cubins/emulator-1", True),
-        ("/usr/include/c++/12", True),
-        ("/home/reader/kernels", False),
-        ("", False),
-    ],
+    (os.fspath(emulator.FOLDER), True),
+    ("/home/another/copy/tilelab/emulator/cuda", True),  # whose precompiled header lies in the cache
+    ("/cache/cubins/emulator-1", True),
+    ("/usr/include/c++/12", True),
+    ("/home/reader/kernels", False),
+    ("", False),
 )
 def test_lines_of_every_copy_of_the_emulator_are_left_out(folder, expected):
     assert emulator._is_not_the_readers(folder, "/cache/cubins/emulator-1/kernel.so") is expected

@@ -4,6 +4,7 @@ import ctypes
 
 import pytest
 import torch
+from cases import cases
 
 from tilelab import emulator
 from tilelab.cells import cuda_magic
@@ -103,20 +104,18 @@ def test_halves_round_as_torch_does():
         torch.testing.assert_close(found, expected.float(), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(
+@cases(
     "declaration",
-    [
-        "extern __shared__ float s[];",
-        "extern __shared__ __align__(sizeof(float4)) volatile float s[];",
-        "__shared__ extern float s[];",
-        "extern __shared__ float t[], s[];",
-        "extern __shared__ unsigned char raw[]; float* s = (float*)raw;",
-        "__shared__ alignas(128) float s[32];",
-        "static __shared__ __attribute__((aligned(16))) float s[32];",
-        "SHARED(s)",
-        "float* s = helper<float>();",
-        "float* s = fixed<32>();",
-    ],
+    "extern __shared__ float s[];",
+    "extern __shared__ __align__(sizeof(float4)) volatile float s[];",
+    "__shared__ extern float s[];",
+    "extern __shared__ float t[], s[];",
+    "extern __shared__ unsigned char raw[]; float* s = (float*)raw;",
+    "__shared__ alignas(128) float s[32];",
+    "static __shared__ __attribute__((aligned(16))) float s[32];",
+    "SHARED(s)",
+    "float* s = helper<float>();",
+    "float* s = fixed<32>();",
 )
 def test_shared_memory_in_all_its_forms(declaration):
     source = f"""#define SHARED(name) __shared__ float name[LENGTH];
@@ -132,21 +131,19 @@ extern "C" __global__ void k(float* y) {{
     assert found[:32].tolist() == list(range(31, -1, -1))
 
 
-@pytest.mark.parametrize(
+@cases(
     "kind, given, read, value",
-    [
-        ("unsigned long long int", 2**63, "n == 1ull << 63", 1),
-        ("short", -7, "n", -7),
-        ("Wide", 2**40, "n >> 38", 4),
-        ("Colour", 2, "n == BLUE", 1),
-        ("float4", (1.0, 2.0, 3.0, 4.0), "n.w", 4),
-        ("dim3", (5, 6, 7), "n.z", 7),
-        ("Pair", (ctypes.c_float * 2)(3, 4), "n.b", 4),
-        ("float const* const*", [torch.ones(3), torch.full((3,), 5.0)], "n[1][2]", 5),
-        ("size_t", -1, "", "n of k is -1, which does not fit its type size_t"),
-        ("Wide&", 3, "", "n of k is a reference; declare a value or a pointer"),
-        ("Pair", 3, "", "n of k has the type Pair of 8 bytes; 3 is no such value"),
-    ],
+    ("unsigned long long int", 2**63, "n == 1ull << 63", 1),
+    ("short", -7, "n", -7),
+    ("Wide", 2**40, "n >> 38", 4),
+    ("Colour", 2, "n == BLUE", 1),
+    ("float4", (1.0, 2.0, 3.0, 4.0), "n.w", 4),
+    ("dim3", (5, 6, 7), "n.z", 7),
+    ("Pair", (ctypes.c_float * 2)(3, 4), "n.b", 4),
+    ("float const* const*", [torch.ones(3), torch.full((3,), 5.0)], "n[1][2]", 5),
+    ("size_t", -1, "", "n of k is -1, which does not fit its type size_t"),
+    ("Wide&", 3, "", "n of k is a reference; declare a value or a pointer"),
+    ("Pair", 3, "", "n of k has the type Pair of 8 bytes; 3 is no such value"),
 )
 def test_types_of_parameters(kind, given, read, value):
     source = f"""typedef long long Wide; enum Colour {{ RED, BLUE = 2 }}; struct Pair {{ float a, b; }};
@@ -212,23 +209,17 @@ def test_a_file_with_host_code_runs_as_it_is():
     assert run(FILE, 64, args=(40,), instances=["sums<float, 2>"])[0] == 40 + 64
 
 
-@pytest.mark.parametrize(
+@cases(
     "source, error, said",
-    [
-        ("uint32_t n = 3;", cuda.CompileError, r'cell\(2\): error: identifier "uint32_t" is undefined'),
-        ("y[0] = INFINITY;", cuda.CompileError, 'identifier "INFINITY" is undefined'),
-        ("} \n#include <stdint.h>\n__device__ void f() {", cuda.CompileError, r'cell\(3\).*"stdint.h"'),
-        (
-            "assert(y[0] > threadIdx.x);",
-            emulator.EmulationError,
-            "the assertion 'y.0. > threadIdx.x' of line 2",
-        ),
-        (
-            "y[0] = tex1Dfetch<float>(0, 1);",
-            emulator.NotEmulated,
-            "k uses tex1Dfetch in line 2, which the emulator",
-        ),
-    ],
+    ("uint32_t n = 3;", cuda.CompileError, r'cell\(2\): error: identifier "uint32_t" is undefined'),
+    ("y[0] = INFINITY;", cuda.CompileError, 'identifier "INFINITY" is undefined'),
+    ("} \n#include <stdint.h>\n__device__ void f() {", cuda.CompileError, r'cell\(3\).*"stdint.h"'),
+    ("assert(y[0] > threadIdx.x);", emulator.EmulationError, "the assertion 'y.0. > threadIdx.x' of line 2"),
+    (
+        "y[0] = tex1Dfetch<float>(0, 1);",
+        emulator.NotEmulated,
+        "k uses tex1Dfetch in line 2, which the emulator",
+    ),
 )
 def test_what_is_refused_is_named(source, error, said):
     with pytest.raises(error, match=said):

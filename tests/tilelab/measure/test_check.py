@@ -5,6 +5,7 @@ import threading
 import numpy
 import pytest
 import torch
+from cases import cases
 
 from tilelab.measure import check
 from tilelab.runtime import device
@@ -54,13 +55,11 @@ def test_right_kernel_passes():
     assert [row["status"] for row in rows] == ["ok", "ok"] and rows[0]["shape"] == [8, 16]
 
 
-@pytest.mark.parametrize(
+@cases(
     "kernel, message",
-    [
-        (short, "16 of 128 elements are not finite, or were never written"),
-        (beyond, "1 elements outside the output were overwritten"),
-        (before, "1 elements outside the output were overwritten"),
-    ],
+    (short, "16 of 128 elements are not finite, or were never written"),
+    (beyond, "1 elements outside the output were overwritten"),
+    (before, "1 elements outside the output were overwritten"),
 )
 def test_wrong_kernel_is_caught(kernel, message):
     assert find_reasons(kernel, CASES)[0] == message
@@ -194,29 +193,27 @@ def sanitizer(tmp_path, monkeypatch):
     return made
 
 
-@pytest.mark.parametrize(
+@cases(
     "shell, status, reason",
-    [
-        ("echo '========= ERROR SUMMARY: 0 errors'", "ok", "ERROR SUMMARY: 0 errors"),
-        ("echo; exit 0", "wrong", "no summary, exit status 0"),
-        (
-            "echo 'Target application terminated before first instrumented API call'",
-            "wrong",
-            "no summary, exit status 0 (Target application",
-        ),
-        (
-            "echo 'ERROR SUMMARY: 0 errors'; echo ImportError: no >&2; exit 1",
-            "wrong",
-            "ERROR SUMMARY: 0 errors, exit status 1 (ImportError: no)",
-        ),
-        (
-            "printf 'first\\nInvalid read\\nERROR SUMMARY: 2 errors\\n'; exit 9",
-            "wrong",
-            "Invalid read: ERROR SUMMARY: 2",
-        ),
-        ("kill -9 $$", "wrong", "no summary, exit status -9"),
-        ("printf '\\377 ERROR SUMMARY: 0 errors\\n'", "ok", "ERROR SUMMARY: 0 errors"),
-    ],
+    ("echo '========= ERROR SUMMARY: 0 errors'", "ok", "ERROR SUMMARY: 0 errors"),
+    ("echo; exit 0", "wrong", "no summary, exit status 0"),
+    (
+        "echo 'Target application terminated before first instrumented API call'",
+        "wrong",
+        "no summary, exit status 0 (Target application",
+    ),
+    (
+        "echo 'ERROR SUMMARY: 0 errors'; echo ImportError: no >&2; exit 1",
+        "wrong",
+        "ERROR SUMMARY: 0 errors, exit status 1 (ImportError: no)",
+    ),
+    (
+        "printf 'first\\nInvalid read\\nERROR SUMMARY: 2 errors\\n'; exit 9",
+        "wrong",
+        "Invalid read: ERROR SUMMARY: 2",
+    ),
+    ("kill -9 $$", "wrong", "no summary, exit status -9"),
+    ("printf '\\377 ERROR SUMMARY: 0 errors\\n'", "ok", "ERROR SUMMARY: 0 errors"),
 )
 def test_the_sanitizer_is_clean_only_where_it_says_so(sanitizer, shell, status, reason):
     row = sanitizer(shell)
@@ -248,14 +245,12 @@ def test_what_is_attempted_may_hang_or_fail():
     assert status == 1 and not said and "ZeroDivisionError" in errors
 
 
-@pytest.mark.parametrize(
+@cases(
     "found, status, reason",
-    [
-        ((None, "", ""), "failed", "no answer within 10 s"),
-        ((-11, "", ""), "failed", "exit status -11"),
-        ((1, '{"status": "ok"}', "Error: CUDA error: a fault\nmore"), "failed", "CUDA error: a fault"),
-        ((0, '{"status": "ok", "reason": "right"}', "a warning"), "ok", "right"),
-    ],
+    ((None, "", ""), "failed", "no answer within 10 s"),
+    ((-11, "", ""), "failed", "exit status -11"),
+    ((1, '{"status": "ok"}', "Error: CUDA error: a fault\nmore"), "failed", "CUDA error: a fault"),
+    ((0, '{"status": "ok", "reason": "right"}', "a warning"), "ok", "right"),
 )
 def test_the_end_of_a_process_is_a_row(monkeypatch, found, status, reason):
     monkeypatch.setattr(check, "run_snippet", lambda code, limit_s: found)

@@ -5,6 +5,7 @@ import shutil
 import types
 
 import pytest
+from cases import cases
 
 from claims import trial
 from tilelab import ROOT
@@ -54,16 +55,14 @@ def test_equal_records_are_fine(folders, capsys):
     assert said[1].startswith("4 of 4 records are in both") and said[1].endswith("of none differs.")
 
 
-@pytest.mark.parametrize(
+@cases(
     "experiment, factor, is_worse",
-    [
-        (SQUARE, 0.90, True),
-        (SQUARE, 0.97, False),
-        (SQUARE, 1.3, False),  # a speed
-        (COST, 1.3, True),
-        (COST, 1.1, False),
-        (COST, 0.5, False),
-    ],
+    (SQUARE, 0.90, True),
+    (SQUARE, 0.97, False),
+    (SQUARE, 1.3, False),  # a speed
+    (COST, 1.3, True),
+    (COST, 1.1, False),
+    (COST, 0.5, False),
 )  # a cost, with a larger spread
 def test_a_ratio_that_fell_by_more_than_its_spread(folders, capsys, experiment, factor, is_worse):
     for name in ("old", "new"):

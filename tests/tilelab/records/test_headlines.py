@@ -5,6 +5,7 @@ import pathlib
 import shutil
 
 import pytest
+from cases import cases
 
 from tilelab import ROOT
 from tilelab.records import compare, headlines, results
@@ -82,9 +83,7 @@ def test_no_figure_stands_for_a_record_that_is_missing_or_of_other_code(sets):
     assert table[2] == ["0 of 3", "", "no ratio", "", ""]
 
 
-@pytest.mark.parametrize(
-    "torch, place", [("2.11.0+cu130", ""), ("2.13.1+cu130", "torch-2.13"), ("2.14.0a0", "torch-2.14")]
-)
+@cases("torch, place", ("2.11.0+cu130", ""), ("2.13.1+cu130", "torch-2.13"), ("2.14.0a0", "torch-2.14"))
 def test_another_torch_has_a_folder_of_its_own(sets, monkeypatch, capsys, torch, place):
     monkeypatch.setattr(device, "current", lambda: HERE)
     monkeypatch.setattr(provenance, "versions", lambda: {"torch": torch})

@@ -1,6 +1,7 @@
 """Recordings: positions in the ring, when the tensor core works, the table and the view's data."""
 
 import pytest
+from cases import cases
 
 from tilelab import views
 from tilelab.records import timeline
@@ -87,12 +88,10 @@ def test_products_that_queue_follow_each_other():
     assert timeline.find_busy(events) == [[0, 210], [400, 420]]
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, message",
-    [
-        ({"kind": "think"}, "unknown kind 'think'"),
-        ({"begin": 9, "end": 3}, "ends at 3, before it begins at 9"),
-    ],
+    ({"kind": "think"}, "unknown kind 'think'"),
+    ({"begin": 9, "end": 3}, "ends at 3, before it begins at 9"),
 )
 def test_an_impossible_event_is_refused(change, message):
     row = {"lane": "a", "kind": "wait", "begin": 0, "end": 1} | change

@@ -11,6 +11,7 @@ import textwrap
 import threading
 
 import pytest
+from cases import cases
 
 from ch14.descriptors.lesson import tile_copy
 from ch14.gemm import kernels as gemm_kernels
@@ -466,32 +467,30 @@ def test_cu_constants_reach_the_compiler(cu_job):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
+@cases(
     "changes, reason",
-    [
-        ({"name": "nope"}, "two.cu defines no kernel nope; it defines big, small."),
-        (
-            {"name": "f", "text": "__global__ void f() {}"},
-            'two.cu defines no kernel f; it defines _Z1fv (extern "C" leaves a name as it is written).',
-        ),
-        ({"name": "f", "text": "static_assert(true);"}, "two.cu defines no kernel f; it defines none."),
-        (
-            {"name": "f", "text": "\nconst int x = lost;\nconst int y = lost;"},
-            'two.cu(2): error: identifier "lost" is undefined.',
-        ),
-        (
-            {"name": "f", "text": '#include "none.cuh"'},
-            'two.cu(1): catastrophic error: cannot open source file "none.cuh".',
-        ),
-        (
-            {
-                "name": "f",
-                "target": "sm_80",
-                "text": """extern "C" __global__ void f() { asm("fence.proxy.async;"); }""",
-            },
-            "two.cu does not compile for sm_80: ptxas: ",
-        ),
-    ],
+    ({"name": "nope"}, "two.cu defines no kernel nope; it defines big, small."),
+    (
+        {"name": "f", "text": "__global__ void f() {}"},
+        'two.cu defines no kernel f; it defines _Z1fv (extern "C" leaves a name as it is written).',
+    ),
+    ({"name": "f", "text": "static_assert(true);"}, "two.cu defines no kernel f; it defines none."),
+    (
+        {"name": "f", "text": "\nconst int x = lost;\nconst int y = lost;"},
+        'two.cu(2): error: identifier "lost" is undefined.',
+    ),
+    (
+        {"name": "f", "text": '#include "none.cuh"'},
+        'two.cu(1): catastrophic error: cannot open source file "none.cuh".',
+    ),
+    (
+        {
+            "name": "f",
+            "target": "sm_80",
+            "text": """extern "C" __global__ void f() { asm("fence.proxy.async;"); }""",
+        },
+        "two.cu does not compile for sm_80: ptxas: ",
+    ),
 )
 def test_bad_cu_job_is_one_sentence(cu_job, changes, reason):
     report = build.build_one(cu_job(**changes))

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from cases import cases
 
 from tilelab.runtime import cuda, device
 
@@ -362,9 +363,7 @@ def test_kernel_with_cccl_runs(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "static, dynamic", [(40, 4), (40, 20), (60, 1), (2, 100)]
-)  # KiB; 48 together need an opt-in
+@cases("static, dynamic", (40, 4), (40, 20), (60, 1), (2, 100))  # KiB; 48 together need an opt-in
 def test_static_and_dynamic_shared_memory_together(static, dynamic):
     source = f"""
     extern "C" __global__ void sum(int* out) {{

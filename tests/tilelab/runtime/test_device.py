@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from cases import cases
 
 from tilelab.runtime import device
 
@@ -48,16 +49,14 @@ def fake_gpu(monkeypatch, name="NVIDIA H200", capability=(9, 0)):
     monkeypatch.setattr(device, "driver_version", lambda: "580.95.05")
 
 
-@pytest.mark.parametrize(
+@cases(
     "target, smem, threads, has",
-    [
-        ("sm_80", 166912, 2048, ()),
-        ("sm_90a", 232448, 2048, ("has_tma", "has_wgmma")),
-        ("sm_100a", 232448, 2048, ("has_tma", "has_tcgen05", "has_native_block_scale")),
-        ("sm_103a", 232448, 2048, ("has_tma", "has_tcgen05", "has_native_block_scale")),
-        ("sm_120a", 101376, 1536, ("has_tma", "has_native_block_scale")),
-        ("sm_121a", 101376, 1536, ("has_tma", "has_native_block_scale")),
-    ],
+    ("sm_80", 166912, 2048, ()),
+    ("sm_90a", 232448, 2048, ("has_tma", "has_wgmma")),
+    ("sm_100a", 232448, 2048, ("has_tma", "has_tcgen05", "has_native_block_scale")),
+    ("sm_103a", 232448, 2048, ("has_tma", "has_tcgen05", "has_native_block_scale")),
+    ("sm_120a", 101376, 1536, ("has_tma", "has_native_block_scale")),
+    ("sm_121a", 101376, 1536, ("has_tma", "has_native_block_scale")),
 )
 def test_limits(target, smem, threads, has):
     found = device.target_limits(target)
@@ -88,18 +87,16 @@ def test_known_gpus():
             assert 100 < gpu.bf16_tflops * 1000 / gpu.peak_gbps < 320
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, entry",
-    [
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
-        ("NVIDIA B300 SXM6 AC", "B300"),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell"),
-        ("NVIDIA H100 PCIe", None),
-        ("NVIDIA H200 NVL", None),
-        ("NVIDIA H200 MIG 1g.18gb", None),
-        ("NVIDIA GeForce RTX 5090 Laptop GPU", None),
-    ],
+    ("NVIDIA H200", "H200"),
+    ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+    ("NVIDIA B300 SXM6 AC", "B300"),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell"),
+    ("NVIDIA H100 PCIe", None),
+    ("NVIDIA H200 NVL", None),
+    ("NVIDIA H200 MIG 1g.18gb", None),
+    ("NVIDIA GeForce RTX 5090 Laptop GPU", None),
 )
 def test_known_by_driver_name(name, entry):
     assert device.known_gpu(name) is (device.KNOWN[entry] if entry else None)
@@ -168,12 +165,10 @@ def test_warning_of_torch_becomes_the_note(cuda_build):
         assert device.current().note == "The NVIDIA driver on your system is too old"
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: 12.3.0",
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\nGCC version: 11.4.0",
-    ],
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: 12.3.0",
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\nGCC version: 11.4.0",
 )
 def test_driver_version_from_proc(monkeypatch, text):
     monkeypatch.setattr(pathlib.Path, "read_text", lambda path: text)

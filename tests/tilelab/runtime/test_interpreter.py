@@ -5,6 +5,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from cases import cases
 
 import ch14  # noqa: F401, mends the interpreter where there is no GPU
 from tilelab.runtime import device
@@ -214,13 +215,11 @@ def truncate_kernel(x, out, N: tl.constexpr):
     tl.store(out + at, tl.load(x + at).to(out.dtype.element_ty, fp_downcast_rounding="rtz"))
 
 
-@pytest.mark.parametrize(
+@cases(
     "dtype, wanted",
-    [
-        (torch.bfloat16, [1.0, -1.0, 1.9921875, torch.finfo(torch.bfloat16).max, float("inf")]),
-        (torch.float16, [1.0029296875, -1.0029296875, 1.9990234375, 65504.0, float("inf")]),
-        (torch.float8_e5m2, [1.0, -1.0, 1.75, 57344.0, float("inf")]),
-    ],
+    (torch.bfloat16, [1.0, -1.0, 1.9921875, torch.finfo(torch.bfloat16).max, float("inf")]),
+    (torch.float16, [1.0029296875, -1.0029296875, 1.9990234375, 65504.0, float("inf")]),
+    (torch.float8_e5m2, [1.0, -1.0, 1.75, 57344.0, float("inf")]),
     ids=str,
 )
 def test_conversions_towards_zero(dtype, wanted):
@@ -233,14 +232,12 @@ def test_conversions_towards_zero(dtype, wanted):
 
 
 @INTERPRETED
-@pytest.mark.parametrize(
+@cases(
     "kind, wanted",
-    [
-        (torch.int32, [2**31 - 1, -(2**31), 0, -2]),
-        (torch.uint8, [255, 0, 0, 0]),
-        (torch.int8, [-1, 0, 0, -2]),
-        (torch.int64, [2**63 - 1, -(2**63), -(2**63), -2]),
-    ],
+    (torch.int32, [2**31 - 1, -(2**31), 0, -2]),
+    (torch.uint8, [255, 0, 0, 0]),
+    (torch.int8, [-1, 0, 0, -2]),
+    (torch.int64, [2**63 - 1, -(2**63), -(2**63), -2]),
     ids=str,
 )
 def test_integers_saturate_as_in_ptx(kind, wanted):
@@ -272,14 +269,12 @@ def scaled_kernel(
 
 
 @INTERPRETED
-@pytest.mark.parametrize(
+@cases(
     "left, right, group, with_scale",
-    [
-        ("e4m3", "e4m3", 32, True),
-        ("e2m1", "e5m2", 32, True),
-        ("e2m1", "bf16", 32, False),
-        ("e2m1", "e2m1", 16, True),
-    ],
+    ("e4m3", "e4m3", 32, True),
+    ("e2m1", "e5m2", 32, True),
+    ("e2m1", "bf16", 32, False),
+    ("e2m1", "e2m1", 16, True),
 )
 def test_dot_scaled(left, right, group, with_scale):
     numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -461,33 +456,19 @@ def many_kernel(x, *others):
 
 
 @INTERPRETED
-@pytest.mark.parametrize(
+@cases(
     "kernel, dtype, reason",
-    [
-        (
-            many_kernel,
-            torch.float32,
-            r"many_kernel takes \*others, which Triton does not compile: pass a tuple",
-        ),
-        (
-            assembly_kernel,
-            torch.float32,
-            r"assembly_kernel, line \d+: Triton's interpreter cannot run inline_asm_elem",
-        ),
-        (
-            float8_kernel,
-            torch.float8_e5m2,
-            "a GPU has no arithmetic for fp8e5: convert the values to float16",
-        ),
-        (
-            chain_kernel,
-            torch.float32,
-            r"does not compile a chain of comparisons: write \(a <= x\) & \(x < b\)",
-        ),
-        (condition_kernel, torch.float32, "a condition has one element, not a block"),
-        (continue_kernel, torch.float32, "Triton does not compile continue: write the kernel without it"),
-        (library_kernel, torch.bfloat16, "libdevice has no tanh of bf16: convert the values to float32"),
-    ],
+    (many_kernel, torch.float32, r"many_kernel takes \*others, which Triton does not compile: pass a tuple"),
+    (
+        assembly_kernel,
+        torch.float32,
+        r"assembly_kernel, line \d+: Triton's interpreter cannot run inline_asm_elem",
+    ),
+    (float8_kernel, torch.float8_e5m2, "a GPU has no arithmetic for fp8e5: convert the values to float16"),
+    (chain_kernel, torch.float32, r"does not compile a chain of comparisons: write \(a <= x\) & \(x < b\)"),
+    (condition_kernel, torch.float32, "a condition has one element, not a block"),
+    (continue_kernel, torch.float32, "Triton does not compile continue: write the kernel without it"),
+    (library_kernel, torch.bfloat16, "libdevice has no tanh of bf16: convert the values to float32"),
 )
 def test_what_is_not_supported_is_named_in_one_sentence(kernel, dtype, reason):
     with pytest.raises(triton.runtime.errors.InterpreterError, match=reason) as caught:

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from cases import cases
 
 from tilelab.runtime import operands
 from tilelab.runtime.device import Unsupported
@@ -18,23 +19,21 @@ def test_launch_runs_again_and_returns_out():
     assert [launch(), launch()] == ["C", "C"] and runs == [1, 1] and launch.config == Config(8)
 
 
-@pytest.mark.parametrize(
+@cases(
     "given, demands, words",
-    [
-        ([1], {}, "x must be a torch.Tensor; it is a list"),
-        (torch.ones(2).to_sparse(), {}, "x must be a dense tensor of plain numbers"),
-        (torch.ones(2, device="meta"), {}, "x must be in memory"),
-        (torch.ones(2, requires_grad=True), {}, "copy has no backward pass and x requires a gradient"),
-        (torch.ones(2, dtype=torch.complex64).conj(), {}, "conjugates or negates"),
-        (torch.ones(2, dtype=torch.complex64).conj().imag, {}, "conjugates or negates"),
-        (torch.ones(2), {"ndim": 2}, r"x must be a matrix; its shape is \(2,\)"),
-        (torch.ones(2, 3), {"shape": (3, 2)}, "x must be 3 x 2; it is 2 x 3"),
-        (torch.ones(0), {"not_empty": True}, "x must have at least one element"),
-        (torch.ones(2), {"dtype": (torch.bfloat16, torch.float16)}, "x must be bfloat16 or float16; it is"),
-        (torch.ones(2), {"on": torch.device("cuda:0")}, "all tensors must be on one device"),
-        (torch.ones(2, 3).T, {"contiguous": True}, "x must be contiguous"),
-        (torch.ones(9)[1:], {"aligned": 16}, "x must start at a multiple of 16 bytes; it starts 4 bytes"),
-    ],
+    ([1], {}, "x must be a torch.Tensor; it is a list"),
+    (torch.ones(2).to_sparse(), {}, "x must be a dense tensor of plain numbers"),
+    (torch.ones(2, device="meta"), {}, "x must be in memory"),
+    (torch.ones(2, requires_grad=True), {}, "copy has no backward pass and x requires a gradient"),
+    (torch.ones(2, dtype=torch.complex64).conj(), {}, "conjugates or negates"),
+    (torch.ones(2, dtype=torch.complex64).conj().imag, {}, "conjugates or negates"),
+    (torch.ones(2), {"ndim": 2}, r"x must be a matrix; its shape is \(2,\)"),
+    (torch.ones(2, 3), {"shape": (3, 2)}, "x must be 3 x 2; it is 2 x 3"),
+    (torch.ones(0), {"not_empty": True}, "x must have at least one element"),
+    (torch.ones(2), {"dtype": (torch.bfloat16, torch.float16)}, "x must be bfloat16 or float16; it is"),
+    (torch.ones(2), {"on": torch.device("cuda:0")}, "all tensors must be on one device"),
+    (torch.ones(2, 3).T, {"contiguous": True}, "x must be contiguous"),
+    (torch.ones(9)[1:], {"aligned": 16}, "x must start at a multiple of 16 bytes; it starts 4 bytes"),
 )
 def test_require_tensor(given, demands, words):
     with pytest.raises(ValueError, match=words):
@@ -50,14 +49,12 @@ def test_require_tensor_returns_what_it_accepts():
         )
 
 
-@pytest.mark.parametrize(
+@cases(
     "matrix, words",
-    [
-        (torch.ones(4, 8).T, "stored row by row"),
-        (torch.ones(1, 8).expand(4, 8), "the rows of x overlap"),
-        (torch.ones(65)[1:].view(8, 8), "start at a multiple of 16 bytes"),
-        (torch.ones(8, 9)[:, :8], "a row of x must take a multiple of 16 bytes"),
-    ],
+    (torch.ones(4, 8).T, "stored row by row"),
+    (torch.ones(1, 8).expand(4, 8), "the rows of x overlap"),
+    (torch.ones(65)[1:].view(8, 8), "start at a multiple of 16 bytes"),
+    (torch.ones(8, 9)[:, :8], "a row of x must take a multiple of 16 bytes"),
 )
 def test_require_rows(matrix, words):
     with pytest.raises(ValueError, match=words):
@@ -81,9 +78,12 @@ def test_require_disjoint():
     assert operands.address_range(memory.view(8, 8)[:, :2]) == (memory.data_ptr(), memory.data_ptr() + 4 * 58)
 
 
-@pytest.mark.parametrize(
+@cases(
     "shape, strides",
-    [((3, 16, 16), (16, 16, 1)), ((3, 16, 16), (4, 16, 1)), ((4, 8), (0, 1)), ((2, 5), (4, 1))],
+    ((3, 16, 16), (16, 16, 1)),
+    ((3, 16, 16), (4, 16, 1)),
+    ((4, 8), (0, 1)),
+    ((2, 5), (4, 1)),
 )
 def test_a_tensor_that_overlaps_itself(shape, strides):
     says = "^out overlaps itself: its shape is .*; give it memory of its own.$"
@@ -91,15 +91,13 @@ def test_a_tensor_that_overlaps_itself(shape, strides):
         operands.require_no_self_overlap("out", torch.zeros(1000).as_strided(shape, strides))
 
 
-@pytest.mark.parametrize(
+@cases(
     "shape, strides",
-    [
-        ((3, 16, 16), (256, 16, 1)),
-        ((2, 8, 64), (64, 128, 1)),
-        ((1, 8), (0, 1)),
-        ((3, 4, 10), (58, 16, 1)),
-        ((), ()),
-    ],
+    ((3, 16, 16), (256, 16, 1)),
+    ((2, 8, 64), (64, 128, 1)),
+    ((1, 8), (0, 1)),
+    ((3, 4, 10), (58, 16, 1)),
+    ((), ()),
 )
 def test_a_tensor_with_memory_of_its_own(shape, strides):
     operands.require_no_self_overlap("out", torch.zeros(1024).as_strided(shape, strides))

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from cases import cases
 
 from tilelab.runtime import plans
 
@@ -32,17 +33,15 @@ def test_the_second_call_of_a_kind_is_not_planned():
     assert len(made) == 2  # with and without `out`
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        lambda a: torch.randn(5, 8),
-        lambda a: a.double(),
-        lambda a: torch.randn(8, 4).T,
-        lambda a: torch.nn.Parameter(a),
-        lambda a: torch.randn(4, 9)[:, 1:],
-        lambda a: torch.randn(33)[1:].view(4, 8),
-        lambda a: torch._neg_view(a),
-    ],
+    lambda a: torch.randn(5, 8),
+    lambda a: a.double(),
+    lambda a: torch.randn(8, 4).T,
+    lambda a: torch.nn.Parameter(a),
+    lambda a: torch.randn(4, 9)[:, 1:],
+    lambda a: torch.randn(33)[1:].view(4, 8),
+    lambda a: torch._neg_view(a),
 )
 def test_another_kind_is_planned(change):
     made = []

@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+from cases import cases
 
 from tilelab.runtime import spoken
 
@@ -25,15 +26,13 @@ class Config:
     pdl: bool = False
 
 
-@pytest.mark.parametrize(
+@cases(
     "config, name",
-    [
-        (Config(128, 256, 8, "split_k"), "128×256 · 8 warps · split_k"),
-        (
-            Config(64, 64, 1, "plain", 4, 1, True),
-            "64×64 · 1 warp · plain · C in 4 parts · 1 program per SM · early",
-        ),
-    ],
+    (Config(128, 256, 8, "split_k"), "128×256 · 8 warps · split_k"),
+    (
+        Config(64, 64, 1, "plain", 4, 1, True),
+        "64×64 · 1 warp · plain · C in 4 parts · 1 program per SM · early",
+    ),
 )
 def test_a_name_is_said_and_read(config, name):
     assert spoken.say(config, PHRASES) == name
@@ -50,9 +49,7 @@ def test_parts_may_come_in_any_order_and_with_an_x():
     assert found == {"kernel": "plain", "num_warps": 4, "block_m": 64, "block_n": 32}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "64×64 · 4 stages", "64×64×64", "plain · plain", "4 warps 5", "9" * 4301 + " warps"]
-)
+@cases("text", "", "64×64 · 4 stages", "64×64×64", "plain · plain", "4 warps 5", "9" * 4301 + " warps")
 def test_other_text_is_refused(text):
     with pytest.raises(ValueError, match="^unknown part"):
         spoken.read(text, PHRASES)

@@ -5,6 +5,7 @@ import math
 import multiprocessing
 
 import pytest
+from cases import cases
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.lesson.command import COMMAND as wgmma_main
@@ -73,15 +74,13 @@ def test_a_table_of_another_gpu_is_not_used(monkeypatch):
     assert find(64, 4096, 8192) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "new, said, kept",
-    [
-        ({"config": SPLIT, "ratio": 1.01}, "keeps", WHOLE),
-        ({"config": SPLIT, "ratio": 1.03}, "in place of", SPLIT),
-        ({"config": SPLIT, "ratio": 1.03, "spread": 0.05}, "keeps", WHOLE),
-        ({"ratio": 0.9}, "0.90 × cuBLAS", WHOLE),
-        ({"config": SPLIT, "ratio": 0.9, "source": "2"}, "in place of", SPLIT),
-    ],
+    ({"config": SPLIT, "ratio": 1.01}, "keeps", WHOLE),
+    ({"config": SPLIT, "ratio": 1.03}, "in place of", SPLIT),
+    ({"config": SPLIT, "ratio": 1.03, "spread": 0.05}, "keeps", WHOLE),
+    ({"ratio": 0.9}, "0.90 × cuBLAS", WHOLE),
+    ({"config": SPLIT, "ratio": 0.9, "source": "2"}, "in place of", SPLIT),
 )
 def test_a_row_is_replaced_only_by_a_faster_one_or_for_another_kernel(new, said, kept):
     tuned.keep("gemm", [ROW], GPU)
@@ -95,33 +94,31 @@ def test_replace_is_asked_for():
     assert find(64, 4096, 8192)[0] == SPLIT
 
 
-@pytest.mark.parametrize(
+@cases(
     "damage",
-    [
-        "",
-        "{",
-        "[]",
-        '{"gpu": "NVIDIA H200", "rows": [{"m": 1}]}',
-        '{"gpu": "NVIDIA H100", "rows": []}',
-        '{"gpu": "NVIDIA H200", "rows": [{"m": 0, "n": 8, "k": 8, "us": 1, "config": {}}]}',
-        "[" * 100_000,
-        '{"gpu": "NVIDIA H200", "rows": 5}',
-        *(
-            json.dumps({"gpu": GPU, "rows": [{**WRITTEN, **odd}]})
-            for odd in (
-                {"m": 10**400},
-                {"n": True},
-                {"k": 8.0},
-                {"dtype": None},
-                {"us": math.inf},
-                {"us": math.nan},
-                {"ratio": "fast"},
-                {"config": [[]]},
-                {"config": {"block_m": 10**400}},
-            )
-        ),
-        json.dumps({"gpu": GPU, "rows": [{key: WRITTEN[key] for key in WRITTEN if key != "dtype"}]}),
-    ],
+    "",
+    "{",
+    "[]",
+    '{"gpu": "NVIDIA H200", "rows": [{"m": 1}]}',
+    '{"gpu": "NVIDIA H100", "rows": []}',
+    '{"gpu": "NVIDIA H200", "rows": [{"m": 0, "n": 8, "k": 8, "us": 1, "config": {}}]}',
+    "[" * 100_000,
+    '{"gpu": "NVIDIA H200", "rows": 5}',
+    *(
+        json.dumps({"gpu": GPU, "rows": [{**WRITTEN, **odd}]})
+        for odd in (
+            {"m": 10**400},
+            {"n": True},
+            {"k": 8.0},
+            {"dtype": None},
+            {"us": math.inf},
+            {"us": math.nan},
+            {"ratio": "fast"},
+            {"config": [[]]},
+            {"config": {"block_m": 10**400}},
+        )
+    ),
+    json.dumps({"gpu": GPU, "rows": [{key: WRITTEN[key] for key in WRITTEN if key != "dtype"}]}),
 )
 def test_a_damaged_table_is_left_as_it_is_and_serves_nobody(damage):
     path = tuned.table_path("gemm", GPU)
@@ -169,16 +166,14 @@ def test_shapes_of_the_repository_are_chosen_by_measured_errors(monkeypatch):
     assert wgmma_gemm.find_best(8, 8, 8)[1].startswith(near)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, said",
-    [
-        ("16,4096,4096\nx,1,2", "line 2 of"),
-        ("16,4096", "line 1 of"),
-        ("0,8,8", "line 1 of"),
-        ("8,9,8", "N a multiple of 8 and K of 8"),
-        ("# nothing", "no shapes"),
-        (f"{2**31},8,8", "below 2"),
-    ],
+    ("16,4096,4096\nx,1,2", "line 2 of"),
+    ("16,4096", "line 1 of"),
+    ("0,8,8", "line 1 of"),
+    ("8,9,8", "N a multiple of 8 and K of 8"),
+    ("# nothing", "no shapes"),
+    (f"{2**31},8,8", "below 2"),
 )
 def test_a_bad_line_of_shapes_is_one_sentence(text, said, tmp_path):
     (tmp_path / "shapes.txt").write_text(text)
@@ -284,14 +279,12 @@ def test_tune_keeps_what_it_finds(module, rows, shapes, capsys):
 
 
 @pytest.mark.parametrize("module", TUNERS)
-@pytest.mark.parametrize(
+@cases(
     "text, said",
-    [
-        ("64,4096,8192\n64,4096", "line 2 of"),
-        ("", "holds no shapes"),
-        ("64,4096,100", "line 1 of"),
-        (None, "No such file"),
-    ],
+    ("64,4096,8192\n64,4096", "line 2 of"),
+    ("", "holds no shapes"),
+    ("64,4096,100", "line 1 of"),
+    (None, "No such file"),
 )
 def test_a_bad_file_of_shapes_is_one_line(module, text, said, rows, shapes, capsys):
     shapes.unlink() if text is None else shapes.write_text(text)

@@ -3,6 +3,7 @@
 import types
 
 import pytest
+from cases import cases
 
 from ch14.descriptors.lesson import tile_copy_experiments
 from tilelab.sweeps import running_sweeps
@@ -17,9 +18,7 @@ def no_sweeps(tmp_path, monkeypatch):
     monkeypatch.setenv("TILES_SWEEPS", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "parent, cell", [({"metadata": {"cellId": "ab12"}}, "ab12"), ({"metadata": {}}, ""), ({}, "")]
-)
+@cases("parent, cell", ({"metadata": {"cellId": "ab12"}}, "ab12"), ({"metadata": {}}, ""), ({}, ""))
 def test_find_cell(monkeypatch, parent, cell):
     monkeypatch.setattr(
         running_sweeps, "get_ipython", lambda: types.SimpleNamespace(get_parent=lambda: parent)

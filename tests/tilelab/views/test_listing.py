@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import pytest
+from cases import cases
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.configs import STEPS
@@ -97,47 +98,45 @@ def test_a_sass_listing_has_labels_for_addresses():
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "kinds, lines",
-    [
-        (
-            listing.PTX_KINDS,
-            {
-                "cp.async.bulk.commit_group;": "barrier",
-                "bar.warp.sync -1;": "",
-                "bar.sync 0;": "barrier",
-                "cp.reduce.async.bulk.tensor.2d.global": "tma",
-                "cp.async.cg.shared.global [%r1], [%rd1]": "load",
-                "cp.async.commit_group;": "barrier",
-                "ld.global.b32 %r1, [%rd1];": "load",
-                "ret;": "",
-                "@!%p4 st.shared.b32 [%r1], %r2;": "store",
-                "tcgen05.mma.cta_group::1": "mma",
-                "tcgen05.wait::ld.sync.aligned;": "barrier",
-                "tcgen05.ld.sync": "load",
-            },
-        ),
-        (
-            listing.SASS_KINDS,
-            {
-                "UTMACMDFLUSH": "barrier",
-                "UTMASTG.2D [UR4], [UR8]": "tma",
-                "UBLKCP.S.G [UR4], [UR8]": "tma",
-                "HGMMA.64x64x16.F32.BF16 R24": "mma",
-                "UTCHMMA gdesc[UR8]": "mma",
-                "HMMA.16816.F32 R4": "mma",
-                "@P0 LDG.E R2": "load",
-                "LDC R1": "",
-                "LDGSTS.E [R1]": "load",
-                "LDGDEPBAR": "barrier",
-                "STSM.16.M88.4 [R3], R24": "store",
-                "WARPSYNC.ALL": "",
-                "BSYNC B0": "",
-                "IMAD.MOV.U32 R1": "",
-                "@!UP0 UCGABAR_WAIT": "barrier",
-            },
-        ),
-    ],
+    (
+        listing.PTX_KINDS,
+        {
+            "cp.async.bulk.commit_group;": "barrier",
+            "bar.warp.sync -1;": "",
+            "bar.sync 0;": "barrier",
+            "cp.reduce.async.bulk.tensor.2d.global": "tma",
+            "cp.async.cg.shared.global [%r1], [%rd1]": "load",
+            "cp.async.commit_group;": "barrier",
+            "ld.global.b32 %r1, [%rd1];": "load",
+            "ret;": "",
+            "@!%p4 st.shared.b32 [%r1], %r2;": "store",
+            "tcgen05.mma.cta_group::1": "mma",
+            "tcgen05.wait::ld.sync.aligned;": "barrier",
+            "tcgen05.ld.sync": "load",
+        },
+    ),
+    (
+        listing.SASS_KINDS,
+        {
+            "UTMACMDFLUSH": "barrier",
+            "UTMASTG.2D [UR4], [UR8]": "tma",
+            "UBLKCP.S.G [UR4], [UR8]": "tma",
+            "HGMMA.64x64x16.F32.BF16 R24": "mma",
+            "UTCHMMA gdesc[UR8]": "mma",
+            "HMMA.16816.F32 R4": "mma",
+            "@P0 LDG.E R2": "load",
+            "LDC R1": "",
+            "LDGSTS.E [R1]": "load",
+            "LDGDEPBAR": "barrier",
+            "STSM.16.M88.4 [R3], R24": "store",
+            "WARPSYNC.ALL": "",
+            "BSYNC B0": "",
+            "IMAD.MOV.U32 R1": "",
+            "@!UP0 UCGABAR_WAIT": "barrier",
+        },
+    ),
 )
 def test_kinds_of_lines(kinds, lines):
     assert {line: listing._find_kind(line, kinds) for line in lines} == lines

@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from cases import cases
 from legible import assert_legible
 
 from tilelab import ROOT, views
@@ -56,8 +57,8 @@ def test_a_barrier_counts_arrivals_and_bytes():
     assert (barrier.phase, barrier.arrivals) == (1, 2) and barrier.lets_pass(0) and not barrier.lets_pass(1)
 
 
-@pytest.mark.parametrize(
-    "passes, said", [(True, "too many|overwrites|before it has landed"), (False, "nobody can move any more")]
+@cases(
+    "passes, said", (True, "too many|overwrites|before it has landed"), (False, "nobody can move any more")
 )
 def test_waits_that_ignore_the_parity_are_found(monkeypatch, passes, said):
     monkeypatch.setattr(mechanisms.Barrier, "lets_pass", lambda self, parity: passes)
@@ -66,9 +67,7 @@ def test_waits_that_ignore_the_parity_are_found(monkeypatch, passes, said):
             mechanisms.make_ring().run(order)
 
 
-@pytest.mark.parametrize(
-    "run, consumer", [(mechanisms.run_ring, "consumer"), (mechanisms.run_roles, "consumer 0")]
-)
+@cases("run, consumer", (mechanisms.run_ring, "consumer"), (mechanisms.run_roles, "consumer 0"))
 def test_producer_and_consumer_are_each_shown_to_pass_and_to_block(run, consumer):
     seen = {(role, status) for state in run() for role, (status, _) in state["doing"].items()}
     for role in ("producer", consumer):

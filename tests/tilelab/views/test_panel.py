@@ -12,6 +12,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from cases import cases
 from odd_space import OddPanelSpace, build_nothing, call_here
 from waiting import wait_for
 
@@ -231,21 +232,19 @@ def test_a_recording_fills_every_preset(kernel, monkeypatch):
             assert {space.label(config)["kernel"] for config in configs(dtype)} <= swept[shape, dtype], preset
 
 
-@pytest.mark.parametrize(
+@cases(
     "choice, says",
-    [
-        ({"preset": "none such"}, "unknown preset 'none such'; choose one of the field note's"),
-        ({"colour": "red"}, "choose one of kernel, shape"),
-        (
-            {"x": "size"},
-            "unknown x 'size'; choose one of tile; warps, stages; stages; warps; tile, warps; K step; kernel.",
-        ),
-        (
-            {"y": "size"},
-            "unknown y 'size'; choose one of warps, stages; tile; stages; warps; tile, warps; K step; kernel.",
-        ),
-        ({"target": "sm_80"}, "unknown target 'sm_80'; choose one of"),
-    ],
+    ({"preset": "none such"}, "unknown preset 'none such'; choose one of the field note's"),
+    ({"colour": "red"}, "choose one of kernel, shape"),
+    (
+        {"x": "size"},
+        "unknown x 'size'; choose one of tile; warps, stages; stages; warps; tile, warps; K step; kernel.",
+    ),
+    (
+        {"y": "size"},
+        "unknown y 'size'; choose one of warps, stages; tile; stages; warps; tile, warps; K step; kernel.",
+    ),
+    ({"target": "sm_80"}, "unknown target 'sm_80'; choose one of"),
 )
 def test_a_choice_that_no_menu_has_is_refused(choice, says, screen):
     with pytest.raises(ValueError, match=says):

@@ -8,6 +8,7 @@ import json
 import re
 
 import pytest
+from cases import cases
 from view_pages import opened, photograph
 
 from ch10.wgmma_gemm.lesson import timeline as recorder
@@ -214,9 +215,7 @@ def test_one_tab_stop_for_each_part_and_keys_stay_in_the_view(open_page):
     assert not page.evaluate("window.leaked")
 
 
-@pytest.mark.parametrize(
-    "shown", [("1 stage", "4 stages"), ("producer, 4 stages", PERSISTENT)], ids=["ring", "roles"]
-)
+@cases("shown", ("1 stage", "4 stages"), ("producer, 4 stages", PERSISTENT), ids=["ring", "roles"])
 def test_it_fits_the_page(open_page, shown):
     page = open_page(*shown)
     press(page, "n")

@@ -4,6 +4,7 @@ import re
 
 import planted
 import pytest
+from cases import cases
 
 from ch07.bulk_copy.lesson import exercises
 from tilelab import ROOT, emulator
@@ -18,21 +19,17 @@ def answer(kernel, *changes):
     return planted.answer(SOLUTIONS, kernel, *changes)[kernel]
 
 
-@pytest.mark.parametrize(
-    "change", [("use / 2 % 2", "0"), ("&full[use % 2]), BYTES)", "&full[use % 2]), BYTES / 2)")]
-)
+@cases("change", ("use / 2 % 2", "0"), ("&full[use % 2]), BYTES)", "&full[use % 2]), BYTES / 2)"))
 def test_a_wrong_ring_fails(change):
     with pytest.raises(AssertionError, match="with . blocks?, "):
         exercises.check_ring(answer("mended_ring", change))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("use / STAGES % 2", "use % 2"),
-        ("load(use + STAGES)", "load(use + 2)"),
-        ("if (tile >= tiles) return;", ""),
-    ],
+    ("use / STAGES % 2", "use % 2"),
+    ("load(use + STAGES)", "load(use + 2)"),
+    ("if (tile >= tiles) return;", ""),
 )
 def test_a_ring_that_is_right_for_some_stages_only_fails(change):
     with pytest.raises(AssertionError, match="with . stages?, "):
@@ -43,39 +40,32 @@ STORE = "bulk_store(out + u64(tile) * BYTES, shared_address(buffer + use % STAGE
 REFILL = "        bulk_wait_read<0>();\n        load(use + STAGES);"
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes, fault",
-    [
-        # one buffer and one barrier, whatever STAGES says; and loads that are issued just before their wait
-        (
-            [
-                ("% STAGES", "% 1"),
-                ("/ STAGES", "/ 1"),
-                ("use < STAGES", "use < 1"),
-                ("use + STAGES", "use + 1"),
-            ],
-            "3 stag",
-        ),
-        (
-            [
-                ("for (int use = 0; use < STAGES; ++use) load(use);", ""),
-                ("        mbarrier_wait(", "        load(use);\n        mbarrier_wait("),
-                ("load(use + STAGES);", ""),
-            ],
-            "with 3 stages, when a block stores its tile number 0 it has issued 1 load; .* it can have issued 2",
-        ),
-        # the other way round, and what writes elsewhere
-        (
-            [("x + u64(tile)", "out + u64(tile)"), (STORE, STORE.replace("out", "(unsigned char*)x"))],
-            "elements are wrong",
-        ),
-        ([(STORE, STORE + " out[u64(tiles) * BYTES + 80000] = 1;")], "80000 bytes past the end of the"),
-        # no bulk copies at all, or stores without them
-        (
-            [(STORE, "for (int i = 0; i < BYTES; ++i) (out + tile * BYTES)[i] = (x + tile * BYTES)[i];")],
-            "store 0 of",
-        ),
-    ],
+    # one buffer and one barrier, whatever STAGES says; and loads that are issued just before their wait
+    (
+        [("% STAGES", "% 1"), ("/ STAGES", "/ 1"), ("use < STAGES", "use < 1"), ("use + STAGES", "use + 1")],
+        "3 stag",
+    ),
+    (
+        [
+            ("for (int use = 0; use < STAGES; ++use) load(use);", ""),
+            ("        mbarrier_wait(", "        load(use);\n        mbarrier_wait("),
+            ("load(use + STAGES);", ""),
+        ],
+        "with 3 stages, when a block stores its tile number 0 it has issued 1 load; .* it can have issued 2",
+    ),
+    # the other way round, and what writes elsewhere
+    (
+        [("x + u64(tile)", "out + u64(tile)"), (STORE, STORE.replace("out", "(unsigned char*)x"))],
+        "elements are wrong",
+    ),
+    ([(STORE, STORE + " out[u64(tiles) * BYTES + 80000] = 1;")], "80000 bytes past the end of the"),
+    # no bulk copies at all, or stores without them
+    (
+        [(STORE, "for (int i = 0; i < BYTES; ++i) (out + tile * BYTES)[i] = (x + tile * BYTES)[i];")],
+        "store 0 of",
+    ),
 )
 def test_a_ring_that_is_no_ring_or_writes_elsewhere_fails(changes, fault):
     with pytest.raises(AssertionError, match=fault):
@@ -118,22 +108,20 @@ def test_the_first_exercise_asks_for_a_fault(capsys):
         assert f"Exercise 1: not yet right ({reason}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        # a fence acts for the thread that executes it, and the barrier comes after it
-        ("    fence_proxy_async();", "    if (threadIdx.x == 0) fence_proxy_async();"),
-        (
-            "fence_proxy_async();\n    __syncthreads();\n",
-            "__syncthreads();\n    if (threadIdx.x == 0) fence_proxy_async();\n",
-        ),
-        ("blockIdx.x * 256, shared", "0, shared"),
-        ("*= a", "= fabsf(a) * tile[threadIdx.x]"),
-        (
-            "    tile[threadIdx.x] *= a;",
-            "    tile[threadIdx.x] = ((float*)x)[blockIdx.x * 256 + threadIdx.x] = 0;",
-        ),
-    ],
+    # a fence acts for the thread that executes it, and the barrier comes after it
+    ("    fence_proxy_async();", "    if (threadIdx.x == 0) fence_proxy_async();"),
+    (
+        "fence_proxy_async();\n    __syncthreads();\n",
+        "__syncthreads();\n    if (threadIdx.x == 0) fence_proxy_async();\n",
+    ),
+    ("blockIdx.x * 256, shared", "0, shared"),
+    ("*= a", "= fabsf(a) * tile[threadIdx.x]"),
+    (
+        "    tile[threadIdx.x] *= a;",
+        "    tile[threadIdx.x] = ((float*)x)[blockIdx.x * 256 + threadIdx.x] = 0;",
+    ),
 )
 def test_a_wrong_scale_fails(change):
     with pytest.raises(AssertionError):

@@ -2,6 +2,7 @@
 
 import planted
 import pytest
+from cases import cases
 
 from ch07.resample.lesson import exercises, published_kernel
 from tilelab import ROOT, emulator
@@ -24,17 +25,15 @@ def prepare(name, change=("", "")):
     return exercises.by_chunk(kernel, 0, 64 * 512 if name == "bulk_rows" else 0)
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, change",
-    [
-        ("search_per_thread", ("times[middle] <= target", "times[middle] < target - 1")),
-        ("ballot_search", ("31 - __clz(ballot)", "__popc(ballot)")),
-        (
-            "shared_search",
-            ("    __syncthreads();                                          // + all targets are found", ""),
-        ),
-        ("bulk_rows", ("last_row + 1 - first_row", "last_row - first_row")),
-    ],
+    ("search_per_thread", ("times[middle] <= target", "times[middle] < target - 1")),
+    ("ballot_search", ("31 - __clz(ballot)", "__popc(ballot)")),
+    (
+        "shared_search",
+        ("    __syncthreads();                                          // + all targets are found", ""),
+    ),
+    ("bulk_rows", ("last_row + 1 - first_row", "last_row - first_row")),
 )
 def test_a_wrong_version_fails(name, change):
     assert exercises.check_version(prepare(name, change))
@@ -49,53 +48,44 @@ def check_search(change=("", "")):
     exercises.CHECKS["Exercise 2"](answer("mended_search", change)["mended_search"])
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("min(CHUNK, targets - within)", "CHUNK"),
-        ("target >= end ? 1 : ", ""),
-        ("batch * targets + within", "blockIdx.x * CHUNK"),
-    ],
+    ("min(CHUNK, targets - within)", "CHUNK"),
+    ("target >= end ? 1 : ", ""),
+    ("batch * targets + within", "blockIdx.x * CHUNK"),
 )
 def test_a_wrong_whole_kernel_fails(change):
     with pytest.raises(AssertionError):
         exercises.check_whole(answer("my_resample", change)["my_resample"])
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, reason",
-    [
-        (("return i + i / 32;", "return i;"), "one step takes 32 wavefronts"),
-        (("return i + i / 32;", "return i / 32;"), "share a word"),
-        (("times[place(low)]", "times[low]"), "elements are wrong"),
-    ],
+    (("return i + i / 32;", "return i;"), "one step takes 32 wavefronts"),
+    (("return i + i / 32;", "return i / 32;"), "share a word"),
+    (("times[place(low)]", "times[low]"), "elements are wrong"),
 )
 def test_a_wrong_place_fails(change, reason):
     with pytest.raises(AssertionError, match=reason):
         check_ballot(change)
 
 
-@pytest.mark.parametrize(
-    "change", [("min(CHUNK, targets - within)", "CHUNK"), ("batch * targets + within", "within")]
-)
+@cases("change", ("min(CHUNK, targets - within)", "CHUNK"), ("batch * targets + within", "within"))
 def test_a_search_that_is_not_mended_fails(change):
     with pytest.raises(AssertionError):
         check_search(change)
 
 
-@pytest.mark.parametrize(
-    "change", [("high = sources - 2", "high = sources - 1"), ("blockIdx.x / chunks", "0")]
-)
+@cases("change", ("high = sources - 2", "high = sources - 1"), ("blockIdx.x / chunks", "0"))
 def test_a_wrong_search_fails(change):
     with pytest.raises(AssertionError):
         exercises.check_search(answer("my_search", change)["my_search"])
 
 
-@pytest.mark.parametrize(
+@cases(
     "search",
-    [
-        # every lane of a warp searches for each of its targets; a thread looks at one source time after the other
-        """for (int i = first + threadIdx.x / 32; i < min(first + CHUNK, targets); i += 8) {
+    # every lane of a warp searches for each of its targets; a thread looks at one source time after the other
+    """for (int i = first + threadIdx.x / 32; i < min(first + CHUNK, targets); i += 8) {
             const float target = target_times[batch * targets + i];
             int low = 0, high = sources - 2;
             while (low < high) {
@@ -105,12 +95,11 @@ def test_a_wrong_search_fails(change):
             }
             left[batch * targets + i] = low;
         }""",
-        """for (int i = first + threadIdx.x; i < min(first + CHUNK, targets); i += 256) {
+    """for (int i = first + threadIdx.x; i < min(first + CHUNK, targets); i += 256) {
             int low = 0;
             while (low < sources - 2 && times[low + 1] <= target_times[batch * targets + i]) ++low;
             left[batch * targets + i] = low;
         }""",
-    ],
 )
 def test_a_search_that_takes_too_many_steps_fails(search):
     source = SOLUTIONS["my_search"].source
@@ -138,26 +127,24 @@ def test_a_short_chunk_must_not_reach_into_the_next_batch():
 FROM_GLOBAL = ("rows + (left[first + i / DEPTH] - first_row)", "features + left[first + i / DEPTH]")
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes, reason",
-    [
-        # all rows by TMA, or one of them, and then from global memory
-        ([FROM_GLOBAL], "the blend reads 71,680 bytes of the features in global memory"),
-        (
-            [FROM_GLOBAL, ("(left[first + count - 1] + 2 - first_row) * DEPTH * 4", "DEPTH * 4")],
-            "the blend reads 71,680 bytes",
-        ),
-        (
-            [
-                (
-                    "bulk_load(shared_address(rows), features + first_row * DEPTH, bytes,",
-                    "for (u32 row = 0; row < bytes; row += 512) bulk_load(shared_address(rows) + row, "
-                    "features + first_row * DEPTH + row / 4, 512,",
-                )
-            ],
-            "a block has [0-9]+ bulk copies instead of one",
-        ),
-    ],
+    # all rows by TMA, or one of them, and then from global memory
+    ([FROM_GLOBAL], "the blend reads 71,680 bytes of the features in global memory"),
+    (
+        [FROM_GLOBAL, ("(left[first + count - 1] + 2 - first_row) * DEPTH * 4", "DEPTH * 4")],
+        "the blend reads 71,680 bytes",
+    ),
+    (
+        [
+            (
+                "bulk_load(shared_address(rows), features + first_row * DEPTH, bytes,",
+                "for (u32 row = 0; row < bytes; row += 512) bulk_load(shared_address(rows) + row, "
+                "features + first_row * DEPTH + row / 4, 512,",
+            )
+        ],
+        "a block has [0-9]+ bulk copies instead of one",
+    ),
 )
 def test_a_blend_must_bring_its_rows_with_one_bulk_copy(changes, reason):
     with pytest.raises(AssertionError, match=reason):
@@ -174,13 +161,11 @@ def test_a_search_in_global_memory_is_not_what_was_asked():
         exercises.check_search(answer("my_search", *changes)["my_search"])
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("+ 2 - first_row", "+ 1 - first_row"),
-        ("min(16, targets - first)", "16"),
-        ("expect_tx(shared_address(&landed), bytes)", "expect_tx(shared_address(&landed), 64 * DEPTH * 4)"),
-    ],
+    ("+ 2 - first_row", "+ 1 - first_row"),
+    ("min(16, targets - first)", "16"),
+    ("expect_tx(shared_address(&landed), bytes)", "expect_tx(shared_address(&landed), 64 * DEPTH * 4)"),
 )
 def test_a_wrong_blend_fails(change):
     with pytest.raises(AssertionError):

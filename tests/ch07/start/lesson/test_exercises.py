@@ -2,6 +2,7 @@
 
 import planted
 import pytest
+from cases import cases
 
 from ch07.start.lesson import exercises
 from tilelab import ROOT, emulator
@@ -19,23 +20,17 @@ def answer(kernel, *changes):
     return planted.answer(SOLUTIONS, kernel, *changes)[kernel]
 
 
-@pytest.mark.parametrize(
+@cases(
     "check, kernel, change",
-    [
-        (
-            exercises.check_floats,
-            "copy_floats",
-            ("expect_tx(barrier, 4 * COUNT)", "expect_tx(barrier, COUNT)"),
-        ),
-        (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "blockIdx.x")),
-        (exercises.check_reversed, "reverse_tiles", ("mbarrier_wait(barrier, 0);", "")),
-        (
-            exercises.check_interleaved,
-            "interleave",
-            ("expect_tx(barrier, 2 * BYTES)", "expect_tx(barrier, BYTES)"),
-        ),
-        (exercises.check_interleaved, "interleave", ("y + place", "x + place")),
-    ],
+    (exercises.check_floats, "copy_floats", ("expect_tx(barrier, 4 * COUNT)", "expect_tx(barrier, COUNT)")),
+    (exercises.check_reversed, "reverse_tiles", ("tiles - 1 - blockIdx.x", "blockIdx.x")),
+    (exercises.check_reversed, "reverse_tiles", ("mbarrier_wait(barrier, 0);", "")),
+    (
+        exercises.check_interleaved,
+        "interleave",
+        ("expect_tx(barrier, 2 * BYTES)", "expect_tx(barrier, BYTES)"),
+    ),
+    (exercises.check_interleaved, "interleave", ("y + place", "x + place")),
 )
 def test_a_wrong_kernel_fails(check, kernel, change):
     with pytest.raises(AssertionError):

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from cases import cases
 
 from ch10 import tile_pipeline
 from ch10.tile_pipeline.configs import TileConfig, configs
@@ -28,16 +29,14 @@ def cut(x, order):
 
 @pytest.mark.compile
 @pytest.mark.skipif(not emulator.is_available(), reason="needs g++")
-@pytest.mark.parametrize(
+@cases(
     "config, changes, meaning",
-    [
-        (ACROSS, (), torch.t),
-        (ACROSS, (audit.KEEP_ELEMENTS,), lambda x: cut(x, (2, 1, 0, 3))),
-        (ACROSS, (audit.KEEP_PLACE,), lambda x: cut(x, (0, 3, 2, 1))),
-        (DOWN, (), torch.t),
-        (SWIZZLED, (), torch.t),
-        (TileConfig("transpose", 96, 96, 96, block=4, raster=3), (), torch.t),
-    ],
+    (ACROSS, (), torch.t),
+    (ACROSS, (audit.KEEP_ELEMENTS,), lambda x: cut(x, (2, 1, 0, 3))),
+    (ACROSS, (audit.KEEP_PLACE,), lambda x: cut(x, (0, 3, 2, 1))),
+    (DOWN, (), torch.t),
+    (SWIZZLED, (), torch.t),
+    (TileConfig("transpose", 96, 96, 96, block=4, raster=3), (), torch.t),
 )
 def test_a_transpose_and_its_halves_emulated(config, changes, meaning):
     with patched_source(tile_pipeline.SOURCE, *changes) as path:

@@ -5,6 +5,7 @@ import re
 
 import planted
 import pytest
+from cases import cases
 
 from ch10.tile_pipeline.lesson import exercises
 from tilelab import ROOT, emulator
@@ -48,29 +49,25 @@ def run_check(kernel, launches, **options):
         return exercises.check_transpose(launches["launch_transpose"](kernel, swizzle))
 
 
-@pytest.mark.parametrize(
+@cases(
     "kernel, constants, options",
-    [
-        ("tile_copy", {"ROWS": 32, "COLUMNS": 32}, {"box": (32, 32)}),
-        ("tile_ring", {"STAGES": 2}, {"stages": 2}),
-    ],
+    ("tile_copy", {"ROWS": 32, "COLUMNS": 32}, {"box": (32, 32)}),
+    ("tile_ring", {"STAGES": 2}, {"stages": 2}),
 )
 def test_the_other_constants_pass(kernel, constants, options, launches):
     assert run_check(changed(kernel, **constants), launches, **options) == ""
 
 
-@pytest.mark.parametrize(
+@cases(
     "kernel, change, options",
-    [
-        ("tile_copy", ("x, column, row,", "x, row, column,"), {}),
-        ("tile_copy", ("bulk_wait_read<0>();", ""), {}),
-        ("tile_copy", ("", ""), {"box": (8, 128)}),
-        ("tile_ring", ("use / STAGES % 2", "use % 2"), {}),
-        ("fill_stencil", ("left - 4", "left - 1"), {}),
-        ("tile_transpose", ("fence_proxy_async();", ""), {}),
-        ("swizzled_transpose", ("row % 8", "row % 4"), {}),
-        ("swizzled_transpose", ("", ""), {"swizzle": "none"}),
-    ],
+    ("tile_copy", ("x, column, row,", "x, row, column,"), {}),
+    ("tile_copy", ("bulk_wait_read<0>();", ""), {}),
+    ("tile_copy", ("", ""), {"box": (8, 128)}),
+    ("tile_ring", ("use / STAGES % 2", "use % 2"), {}),
+    ("fill_stencil", ("left - 4", "left - 1"), {}),
+    ("tile_transpose", ("fence_proxy_async();", ""), {}),
+    ("swizzled_transpose", ("row % 8", "row % 4"), {}),
+    ("swizzled_transpose", ("", ""), {"swizzle": "none"}),
 )
 def test_a_wrong_version_fails(kernel, change, options, launches):
     assert run_check(changed(kernel, change), launches, **options)
@@ -79,43 +76,41 @@ def test_a_wrong_version_fails(kernel, change, options, launches):
 WIDE_END = "out[(long long)row * stride + column] = 0.25f * sum;"
 
 
-@pytest.mark.parametrize(
+@cases(
     "exercise, kernel, change",
-    [
-        ("Exercise 2", "mended_stencil", ("sizeof box);", "sizeof box + 16);")),
-        ("Exercise 2", "mended_stencil", ("from[-WIDE]", "from[0]")),
-        ("Exercise 3", "wide_stencil", ("left - 4", "left - 2")),
-        ("Exercise 3", "wide_stencil", ("here[-2] + here[2]", "here[-1] + here[1]")),
-        # The first pixel of the neighbour, with its value and without; a block that writes all but its first column.
+    ("Exercise 2", "mended_stencil", ("sizeof box);", "sizeof box + 16);")),
+    ("Exercise 2", "mended_stencil", ("from[-WIDE]", "from[0]")),
+    ("Exercise 3", "wide_stencil", ("left - 4", "left - 2")),
+    ("Exercise 3", "wide_stencil", ("here[-2] + here[2]", "here[-1] + here[1]")),
+    # The first pixel of the neighbour, with its value and without; a block that writes all but its first column.
+    (
+        "Exercise 3",
+        "wide_stencil",
         (
-            "Exercise 3",
-            "wide_stencil",
-            (
-                WIDE_END,
-                WIDE_END + " if (!threadIdx.x && left + 128 < columns) out[top * stride + left + 128] = 0;",
-            ),
+            WIDE_END,
+            WIDE_END + " if (!threadIdx.x && left + 128 < columns) out[top * stride + left + 128] = 0;",
         ),
+    ),
+    (
+        "Exercise 3",
+        "wide_stencil",
         (
-            "Exercise 3",
-            "wide_stencil",
-            (
-                WIDE_END,
-                WIDE_END
-                + " if (i % 128 == 127 && row < rows && column + 1 < columns) out[(long long)row * stride + "
-                "column + 1] = 0.25f * (here[1 - 2 * WIDE] + here[1 + 2 * WIDE] + here[-1] + here[3]);",
-            ),
+            WIDE_END,
+            WIDE_END
+            + " if (i % 128 == 127 && row < rows && column + 1 < columns) out[(long long)row * stride + "
+            "column + 1] = 0.25f * (here[1 - 2 * WIDE] + here[1 + 2 * WIDE] + here[-1] + here[3]);",
         ),
-        ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row % 4")),
-        ("Exercise 4", "narrow_transpose", ("column / 4 ^ row / 2 % 4", "(column ^ row / 2 % 4) / 4")),
-        ("Exercise 5", "my_transpose", ("column / 4 ^ row % 8", "column / 4")),
-        ("Exercise 5", "my_transpose", ("sizeof tile);", "sizeof tile / 2);")),
-        ("Exercise 5", "my_transpose", ("tma_store_2d(out,", "if (!blockIdx.x) tma_store_2d(out,")),
-        (
-            "Exercise 5",
-            "my_transpose",
-            ("if (threadIdx.x == 0) {\n        tma_store", "if (threadIdx.x < 2) {\n        tma_store"),
-        ),
-    ],
+    ),
+    ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row % 4")),
+    ("Exercise 4", "narrow_transpose", ("column / 4 ^ row / 2 % 4", "(column ^ row / 2 % 4) / 4")),
+    ("Exercise 5", "my_transpose", ("column / 4 ^ row % 8", "column / 4")),
+    ("Exercise 5", "my_transpose", ("sizeof tile);", "sizeof tile / 2);")),
+    ("Exercise 5", "my_transpose", ("tma_store_2d(out,", "if (!blockIdx.x) tma_store_2d(out,")),
+    (
+        "Exercise 5",
+        "my_transpose",
+        ("if (threadIdx.x == 0) {\n        tma_store", "if (threadIdx.x < 2) {\n        tma_store"),
+    ),
 )
 def test_a_wrong_answer_fails(exercise, kernel, change):
     with pytest.raises(AssertionError):

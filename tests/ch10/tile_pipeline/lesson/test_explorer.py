@@ -4,6 +4,7 @@ import json
 
 import numpy
 import pytest
+from cases import cases
 from legible import assert_legible
 
 from ch10.tile_pipeline.lesson import explorer
@@ -32,9 +33,7 @@ def test_banks_of_narrow_rows_and_of_other_elements():
     assert banks(1, 17, 8)[0].tolist() == [*range(0, 32, 2), 0]
 
 
-@pytest.mark.parametrize(
-    "swizzle, column, matrix", [("none", 32, 8), ("32B", 16, 4), ("64B", 8, 2), ("128B", 4, 1)]
-)
+@cases("swizzle, column, matrix", ("none", 32, 8), ("32B", 16, 4), ("64B", 8, 2), ("128B", 4, 1))
 @pytest.mark.parametrize("itemsize", [1, 2, 4])
 def test_conflicts_in_rows_of_128_bytes(itemsize, swizzle, column, matrix):
     assert explorer.conflicts(32, 128 // itemsize, itemsize, swizzle, "column") == column
@@ -60,15 +59,10 @@ def test_eight_bytes_go_by_half_warps():
     assert explorer.describe_read(1, 32, 8, "none", "row").endswith("no conflict in each of 2 half warps")
 
 
-@pytest.mark.parametrize(
+@cases(
     "arguments, sentence",
-    [
-        (
-            (32, 32, 4, "none", "column"),
-            "column of 32 × 4 bytes: 32 lanes touch 1 of 32 banks, 32-way conflict",
-        ),
-        ((32, 64, 2, "128B", "matrix"), "matrix of 8 × 16 bytes: 8 lanes touch 32 of 32 banks, no conflict"),
-    ],
+    ((32, 32, 4, "none", "column"), "column of 32 × 4 bytes: 32 lanes touch 1 of 32 banks, 32-way conflict"),
+    ((32, 64, 2, "128B", "matrix"), "matrix of 8 × 16 bytes: 8 lanes touch 32 of 32 banks, no conflict"),
 )
 def test_a_read_is_described(arguments, sentence):
     assert explorer.describe_read(*arguments) == sentence

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 import torch
+from cases import cases
 from planted import rarely
 
 from ch10.tile_pipeline.lesson import map_report
@@ -89,17 +90,15 @@ def test_the_driver_gets_the_fields_and_an_aligned_map(monkeypatch, status, name
     assert all(type(each)._type_ is ctypes.c_uint32 for each in (box, steps))
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, says",
-    [
-        ("", "1 to 256 elements; the box is (1024,)"),
-        (f"{GOOD},start=4", "starts 4 past one"),
-        ("shape=100x62,box=16x32", "one is 248 bytes"),
-        ("shape=1x62,box=1x32", "one is 248 bytes"),
-        ("shape=100x64,box=16x3", "3 elements take 12"),
-        ("shape=100x64,box=16x64,swizzle=128B", "it takes 256"),
-        ("dtype=int32,shape=64,box=32,fill=nan", "fill must be zero for a tensor of integers"),
-    ],
+    ("", "1 to 256 elements; the box is (1024,)"),
+    (f"{GOOD},start=4", "starts 4 past one"),
+    ("shape=100x62,box=16x32", "one is 248 bytes"),
+    ("shape=1x62,box=1x32", "one is 248 bytes"),
+    ("shape=100x64,box=16x3", "3 elements take 12"),
+    ("shape=100x64,box=16x64,swizzle=128B", "it takes 256"),
+    ("dtype=int32,shape=64,box=32,fill=nan", "fill must be zero for a tensor of integers"),
 )
 def test_a_broken_rule_of_the_map_is_a_sentence(text, says):
     (sentence,) = parse_load(text).broken_map_rules()
@@ -123,21 +122,19 @@ def test_every_broken_rule_is_listed():
     assert "sm_120a has 101,376" in sentence
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, says",
-    [
-        ("shap=3", "each part is FIELD=VALUE with one of dtype, shape"),
-        ("shape=3xx4", "shape takes whole numbers"),
-        ("start=1x2", "start takes whole numbers"),
-        ("dtype=fp4", "this tool takes dtype=uint8|"),
-        ("shape=64x64,box=8", "box must have 2 numbers"),
-        ("shape=0,box=1", "shape must have 1 to 5 extents from 1"),
-        ("shape=64x64,strides=64x2,box=8x8", "the last stride must be 1"),
-        ("swizzle=3B", "128B; not '3B'"),
-        ("shape=64x64,box=8x4,swizzle=128B", "the swizzle of 128 bytes, and a row of this box takes 16"),
-        ("shape=64x64,box=8x8,extra=-999", "the barrier cannot expect -743 bytes"),
-        ("shape=1000000x1000,box=8x8", "the reproducer takes up to 1,073,741,824"),
-    ],
+    ("shap=3", "each part is FIELD=VALUE with one of dtype, shape"),
+    ("shape=3xx4", "shape takes whole numbers"),
+    ("start=1x2", "start takes whole numbers"),
+    ("dtype=fp4", "this tool takes dtype=uint8|"),
+    ("shape=64x64,box=8", "box must have 2 numbers"),
+    ("shape=0,box=1", "shape must have 1 to 5 extents from 1"),
+    ("shape=64x64,strides=64x2,box=8x8", "the last stride must be 1"),
+    ("swizzle=3B", "128B; not '3B'"),
+    ("shape=64x64,box=8x4,swizzle=128B", "the swizzle of 128 bytes, and a row of this box takes 16"),
+    ("shape=64x64,box=8x8,extra=-999", "the barrier cannot expect -743 bytes"),
+    ("shape=1000000x1000,box=8x8", "the reproducer takes up to 1,073,741,824"),
 )
 def test_a_wrong_load_is_one_line_and_two(capsys, tmp_path, text, says):
     status, out, err = run(capsys, "--report", str(tmp_path / "r.md"), "--load", text)
@@ -157,13 +154,11 @@ def test_a_report_that_cannot_be_written_is_two(capsys, monkeypatch, tmp_path):
 
 @pytest.mark.compile
 @needs_no_gpu
-@pytest.mark.parametrize(
+@cases(
     "load, verdict",
-    [
-        ("", "This is an error of the program: the map breaks a rule"),
-        (f"{GOOD},corner=0x1", "error of the program: the load breaks a rule that only a run shows"),
-        (GOOD, "Whether the load fails is not known before a run"),
-    ],
+    ("", "This is an error of the program: the map breaks a rule"),
+    (f"{GOOD},corner=0x1", "error of the program: the load breaks a rule that only a run shows"),
+    (GOOD, "Whether the load fails is not known before a run"),
 )
 def test_without_a_gpu_the_report_says_what_is_missing(capsys, tmp_path, load, verdict):
     path = tmp_path / "new" / "report.md"
@@ -178,9 +173,7 @@ def test_without_a_gpu_the_report_says_what_is_missing(capsys, tmp_path, load, v
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    "text", [rarely(""), "shape=3x2x5x6x48,dtype=uint8,box=2x2x2x3x16,corner=1x0x4x-1x32"]
-)
+@cases("text", rarely(""), "shape=3x2x5x6x48,dtype=uint8,box=2x2x2x3x16,corner=1x0x4x-1x32")
 def test_the_reproducer_is_whole_and_builds(tmp_path, text):
     source = map_report.make_reproducer(parse_load(text), "sm_90a")
     assert not re.search(r"@\w+@", source) and '#include "' not in source and "-arch=sm_90a" in source
@@ -210,17 +203,15 @@ def test_wrong_bytes_of_a_box_are_counted(corner, fill, swizzle):
     assert map_report.count_wrong(load, data, found) > 0 or not inside
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, observed, says, bug",
-    [
-        (GOOD, "0 of 2048 bytes of the box are wrong", "Nothing fails here", False),
-        (GOOD, "7 of 2048 bytes of the box are wrong", "may be a bug", True),
-        (GOOD, "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE", "may be a bug", True),
-        (GOOD, "not run: no GPU", "not known before a run", False),
-        ("", "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE", "the driver refuses such a map", False),
-        ("", "0 of 4096 bytes of the box are wrong", "did not refuse it as documented", False),
-        (f"{GOOD},corner=0x1", ILLEGAL, "only a run shows", False),
-    ],
+    (GOOD, "0 of 2048 bytes of the box are wrong", "Nothing fails here", False),
+    (GOOD, "7 of 2048 bytes of the box are wrong", "may be a bug", True),
+    (GOOD, "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE", "may be a bug", True),
+    (GOOD, "not run: no GPU", "not known before a run", False),
+    ("", "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE", "the driver refuses such a map", False),
+    ("", "0 of 4096 bytes of the box are wrong", "did not refuse it as documented", False),
+    (f"{GOOD},corner=0x1", ILLEGAL, "only a run shows", False),
 )
 def test_the_verdict_depends_on_the_rules_and_the_run(monkeypatch, text, observed, says, bug):
     assert map_report.judge(parse_load(text), observed, "sm_90a")[1] == bug
@@ -237,18 +228,16 @@ def test_the_verdict_depends_on_the_rules_and_the_run(monkeypatch, text, observe
 
 @pytest.mark.gpu
 @pytest.mark.fault
-@pytest.mark.parametrize(
+@cases(
     "text, observed",
-    [
-        ("", "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE"),
-        (GOOD, "0 of 2048 bytes of the box are wrong"),
-        (
-            "dtype=bfloat16,shape=7x100x64,box=2x16x64,swizzle=128B,corner=6x90x8,fill=nan",
-            "0 of 4096 bytes of the box are wrong",
-        ),
-        (f"{GOOD},extra=16", "load_box: the barrier's phase did not end within 2 s"),
-        (f"{GOOD},corner=0x1", ILLEGAL),
-    ],
+    ("", "cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE"),
+    (GOOD, "0 of 2048 bytes of the box are wrong"),
+    (
+        "dtype=bfloat16,shape=7x100x64,box=2x16x64,swizzle=128B,corner=6x90x8,fill=nan",
+        "0 of 4096 bytes of the box are wrong",
+    ),
+    (f"{GOOD},extra=16", "load_box: the barrier's phase did not end within 2 s"),
+    (f"{GOOD},corner=0x1", ILLEGAL),
 )
 def test_on_this_gpu_the_load_does_what_its_rules_say(text, observed):
     assert map_report.observe(text) == observed

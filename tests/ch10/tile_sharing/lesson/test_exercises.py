@@ -6,6 +6,7 @@ import re
 import planted
 import pytest
 import torch
+from cases import cases
 
 from ch10.tile_sharing.lesson import exercises
 from tilelab import ROOT, emulator
@@ -41,23 +42,22 @@ def run_check(kernel, launch=None, **options):
     return exercises.check_sum(exercises.by_share(kernel, share))
 
 
-@pytest.mark.parametrize(
+@cases(
     "kernel, constants, options",
-    [("nearest_multicast", {"CLUSTER": 4}, {"cluster": 4}), ("add_partial", {"SHARE": 4}, {"share": 4})],
+    ("nearest_multicast", {"CLUSTER": 4}, {"cluster": 4}),
+    ("add_partial", {"SHARE": 4}, {"share": 4}),
 )
 def test_the_other_constants_pass(kernel, constants, options):
     assert run_check(changed(kernel, **constants), **options) == ""
 
 
-@pytest.mark.parametrize(
+@cases(
     "kernel, change",
-    [
-        ("nearest", ("unit ^ threadIdx.x % 8", "unit")),
-        ("nearest_multicast", ("if (tile > 0) cluster_wait();", "")),
-        ("nearest_multicast", ("BYTES);  //", "SHARE);  //")),
-        ("nearest_multicast", ("rank * SHARE", "0")),
-        ("add_partial", ("i / STAGES % 2", "0")),
-    ],
+    ("nearest", ("unit ^ threadIdx.x % 8", "unit")),
+    ("nearest_multicast", ("if (tile > 0) cluster_wait();", "")),
+    ("nearest_multicast", ("BYTES);  //", "SHARE);  //")),
+    ("nearest_multicast", ("rank * SHARE", "0")),
+    ("add_partial", ("i / STAGES % 2", "0")),
 )
 def test_a_wrong_version_fails(kernel, change):
     assert run_check(changed(kernel, change))
@@ -90,54 +90,46 @@ HAS_NO_BARRIER = (
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes, fault",
-    [
-        # the announced bytes
-        (
-            [("(barrier, BYTES)", "(barrier, SHARE)")],
-            "the score of no row: its row|4096 bytes were not announced",
-        ),
-        (
-            [("(barrier, BYTES)", "(barrier, CLUSTER * BYTES)")],
-            "waits for ever .* lacks 0 of 1 arrivals and 8192 bytes",
-        ),
-        # the mask: the own block, right for two blocks only, one too many
-        ([("(1 << CLUSTER) - 1", "1 << rank")], "waits for ever .* lacks 0 of 1 arrivals and 4096 bytes"),
-        (
-            [("(1 << CLUSTER) - 1", "3")],
-            "4 queries, 40 rows: (line [0-9]+: )?block 2, .* lacks 0 of 1 arrivals and 8192 bytes",
-        ),
-        ([("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1")], "names block 2 of a cluster of 2"),
-        # the place in the stage
-        ([("stage + rank * SHARE", "stage")], r"out\[0\]\[0\], is .*, the score of row 32"),
-        (
-            [("stage + rank * SHARE", "stage + rank * BYTES")],
-            "the score of no row: its row was not in its place",
-        ),
-        # the row of the table
-        ([(" + rank * (ROWS / CLUSTER)", "")], r"out\[0\]\[32\], is .*, the score of row 0"),
-        # before the first load: only the own block, after the load
-        ([(FIRST, "    __syncthreads();\n")], HAS_NO_BARRIER),
-        ([(FIRST, ""), ("++tile) load(tile);\n", "++tile) load(tile);\n" + FIRST)], HAS_NO_BARRIER),
-        # before a refill: no wait, the wait behind the load, the tile that is being read, no refill
-        (
-            [("if (leader && tile > 0) load(tile - 1 + STAGES)", "if (leader) load(tile + STAGES)")],
-            "the score of row 288: its stage was refilled before",
-        ),
-        # at the end: a wait too many
-        (
-            [(REFILL + LAST, AT_ONCE.format("{") + LAST)],
-            "calls cluster_wait without cluster_arrive since the last one",
-        ),
-        # what is given: the parity
-        # who calls: one thread of each block meets the cluster; every thread loads
-        (
-            [(FIRST, "    __syncwarp();\n    if (leader) cluster_arrive(), cluster_wait();\n")],
-            "waits for ever",
-        ),
-        ([("leader && tile < STAGES", "tile < STAGES")], "gets more arrivals in a phase"),
-    ],
+    # the announced bytes
+    (
+        [("(barrier, BYTES)", "(barrier, SHARE)")],
+        "the score of no row: its row|4096 bytes were not announced",
+    ),
+    (
+        [("(barrier, BYTES)", "(barrier, CLUSTER * BYTES)")],
+        "waits for ever .* lacks 0 of 1 arrivals and 8192 bytes",
+    ),
+    # the mask: the own block, right for two blocks only, one too many
+    ([("(1 << CLUSTER) - 1", "1 << rank")], "waits for ever .* lacks 0 of 1 arrivals and 4096 bytes"),
+    (
+        [("(1 << CLUSTER) - 1", "3")],
+        "4 queries, 40 rows: (line [0-9]+: )?block 2, .* lacks 0 of 1 arrivals and 8192 bytes",
+    ),
+    ([("(1 << CLUSTER) - 1", "(2 << CLUSTER) - 1")], "names block 2 of a cluster of 2"),
+    # the place in the stage
+    ([("stage + rank * SHARE", "stage")], r"out\[0\]\[0\], is .*, the score of row 32"),
+    ([("stage + rank * SHARE", "stage + rank * BYTES")], "the score of no row: its row was not in its place"),
+    # the row of the table
+    ([(" + rank * (ROWS / CLUSTER)", "")], r"out\[0\]\[32\], is .*, the score of row 0"),
+    # before the first load: only the own block, after the load
+    ([(FIRST, "    __syncthreads();\n")], HAS_NO_BARRIER),
+    ([(FIRST, ""), ("++tile) load(tile);\n", "++tile) load(tile);\n" + FIRST)], HAS_NO_BARRIER),
+    # before a refill: no wait, the wait behind the load, the tile that is being read, no refill
+    (
+        [("if (leader && tile > 0) load(tile - 1 + STAGES)", "if (leader) load(tile + STAGES)")],
+        "the score of row 288: its stage was refilled before",
+    ),
+    # at the end: a wait too many
+    (
+        [(REFILL + LAST, AT_ONCE.format("{") + LAST)],
+        "calls cluster_wait without cluster_arrive since the last one",
+    ),
+    # what is given: the parity
+    # who calls: one thread of each block meets the cluster; every thread loads
+    ([(FIRST, "    __syncwarp();\n    if (leader) cluster_arrive(), cluster_wait();\n")], "waits for ever"),
+    ([("leader && tile < STAGES", "tile < STAGES")], "gets more arrivals in a phase"),
 )
 def test_a_wrong_multicast_fails_and_says_what_is_wrong(changes, fault):
     torch.manual_seed(0)  # with other numbers, two rows could have the same score
@@ -145,13 +137,11 @@ def test_a_wrong_multicast_fails_and_says_what_is_wrong(changes, fault):
         exercises.check_scores(changed("score_rows", *changes, among=SOLUTIONS))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        (REFILL + LAST, AT_ONCE.format("{") + "    }\n"),
-        (LAST, "    }\n"),  # a block may end before its multicast has landed elsewhere
-        (REFILL + LAST, AT_ONCE.format("if (tile + STAGES < tiles) {") + "    }\n" + FIRST),
-    ],
+    (REFILL + LAST, AT_ONCE.format("{") + "    }\n"),
+    (LAST, "    }\n"),  # a block may end before its multicast has landed elsewhere
+    (REFILL + LAST, AT_ONCE.format("if (tile + STAGES < tiles) {") + "    }\n" + FIRST),
 )
 def test_a_multicast_may_refill_at_once(change):
     exercises.check_scores(changed("score_rows", change, among=SOLUTIONS))

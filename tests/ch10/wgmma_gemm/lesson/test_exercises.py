@@ -3,6 +3,7 @@
 import cells
 import pytest
 import torch
+from cases import cases
 
 from ch10.wgmma_gemm.lesson import exercises
 from tilelab import ROOT, emulator
@@ -30,31 +31,27 @@ WAIT = "mbarrier_wait(full + 8 * stage, use % 2);"
 RELEASE = "mbarrier_wait(empty + 8 * stage, (use + 1) % 2);"
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("wgmma_wait<1>();", "wgmma_wait<2>();"),
-        ("(step - 1) % STAGES * 8", "8 * stage"),
-        ("if (step > 0 && threadIdx.x % 32 == 0)", "if (step > 0 && threadIdx.x % 128 == 0)"),
-        (WAIT, "mbarrier_wait(full + 8 * stage, 0);"),
-        ("mbarrier_init(empty + 8 * stage, 4);", "mbarrier_init(empty + 8 * stage, 8);"),
-        ("full + 8 * stage, STAGE_BYTES", "full + 8 * stage, BOX_BYTES"),
-        ("b_map, step * 64, column", "b_map, step * 64, row"),
-        ("tiles_n = (N + 63) / 64", "tiles_n = (M + 63) / 64"),
-        ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a, step > 0);"),
-    ],
+    ("wgmma_wait<1>();", "wgmma_wait<2>();"),
+    ("(step - 1) % STAGES * 8", "8 * stage"),
+    ("if (step > 0 && threadIdx.x % 32 == 0)", "if (step > 0 && threadIdx.x % 128 == 0)"),
+    (WAIT, "mbarrier_wait(full + 8 * stage, 0);"),
+    ("mbarrier_init(empty + 8 * stage, 4);", "mbarrier_init(empty + 8 * stage, 8);"),
+    ("full + 8 * stage, STAGE_BYTES", "full + 8 * stage, BOX_BYTES"),
+    ("b_map, step * 64, column", "b_map, step * 64, row"),
+    ("tiles_n = (N + 63) / 64", "tiles_n = (M + 63) / 64"),
+    ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a, step > 0);"),
 )
 def test_a_wrong_kernel_fails(change):
     with pytest.raises(AssertionError, match="with . stages, "):
         exercises.check_whole(answer("my_gemm", change))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, count",
-    [
-        ([("wgmma_wait<1>();", "wgmma_wait<0>();")], 6),
-        ([("wgmma_wait<1>();", "if (step % 2) wgmma_wait<0>(); else wgmma_wait<1>();")], 3),
-    ],
+    ([("wgmma_wait<1>();", "wgmma_wait<0>();")], 6),
+    ([("wgmma_wait<1>();", "if (step % 2) wgmma_wait<0>(); else wgmma_wait<1>();")], 3),
 )
 def test_two_steps_must_overlap(change, count):
     with pytest.raises(AssertionError, match=f"the sums are right, but {count} of 6 steps wait"):

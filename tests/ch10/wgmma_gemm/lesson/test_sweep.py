@@ -1,6 +1,7 @@
 """What the sweep shows and the tuner tries for the WGMMA GEMM."""
 
 import pytest
+from cases import cases
 
 from ch10 import wgmma_gemm
 from ch10.wgmma_gemm.choice import candidates
@@ -9,13 +10,11 @@ from ch10.wgmma_gemm.lesson.sweep import WgmmaSpace
 from tilelab.runtime import build
 
 
-@pytest.mark.parametrize(
+@cases(
     "shape, tile, tiles",
-    [
-        ((4096, 1032, 4104), (192, 176), 144),
-        ((192, 10240, 5120), (192, 192), 54),
-        ((64, 10240, 5120), (64, 64), 160),
-    ],
+    ((4096, 1032, 4104), (192, 176), 144),
+    ((192, 10240, 5120), (192, 192), 54),
+    ((64, 10240, 5120), (64, 64), 160),
 )
 def test_a_tile_that_suits_the_shape_is_tried(shape, tile, tiles):
     found = [

@@ -2,6 +2,7 @@
 
 import cells
 import pytest
+from cases import cases
 
 from ch10.wgmma_gemm.lesson.exercises import SHAPES, check_gemm, launch
 from ch10.wgmma_schedule.lesson import exercises
@@ -35,19 +36,17 @@ def test_one_box_needs_the_wait_for_the_last_store():
     exercises.check_one_box(one_box(("bulk_wait_read<1>", "bulk_wait_read<0>")))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, fault",
-    [
-        (("    Ring<STAGES> state;\n    if", "    if"), ""),
-        (("if (leader) bulk_wait_read<0>();  // the", "// the"), "may still"),
-        (("fence_proxy_async();\n        named_barrier_sync(1, 128);\n", "fence_proxy_async();\n"), ""),
-        (("(tile_id, tiles_m, tiles_n, 16)", "(tile_id, tiles_n, tiles_m, 16)"), "wrong"),
-        (("tile.n * 64, tile.m * 64)", "tile.m * 64, tile.n * 64)"), ""),
-        (
-            ("bulk_commit();\n    }\n    if (leader) bulk_wait_read<0>();", "bulk_commit();\n    }"),
-            "had not yet read",
-        ),
-    ],
+    (("    Ring<STAGES> state;\n    if", "    if"), ""),
+    (("if (leader) bulk_wait_read<0>();  // the", "// the"), "may still"),
+    (("fence_proxy_async();\n        named_barrier_sync(1, 128);\n", "fence_proxy_async();\n"), ""),
+    (("(tile_id, tiles_m, tiles_n, 16)", "(tile_id, tiles_n, tiles_m, 16)"), "wrong"),
+    (("tile.n * 64, tile.m * 64)", "tile.m * 64, tile.n * 64)"), ""),
+    (
+        ("bulk_commit();\n    }\n    if (leader) bulk_wait_read<0>();", "bulk_commit();\n    }"),
+        "had not yet read",
+    ),
 )
 def test_a_wrong_persistent_kernel_fails(change, fault):
     if "Ring" in change[0]:  # each role makes its ring anew for each tile
@@ -62,64 +61,58 @@ def test_a_wrong_persistent_kernel_fails(change, fault):
 RELEASE_LAST = "        if (threadIdx.x % 32 == 0) mbarrier_arrive(empty + 8 * previous_stage);\n"
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes, fault",
-    [
-        ([("wgmma_wait<1>();", "wgmma_wait<0>();")], "6 of 6 steps wait"),
-        ([(RELEASE_LAST, ""), ("bulk_commit();\n", f"bulk_commit();\n{RELEASE_LAST}")], "3 of 4 stages hold"),
-        ([("if (leader)", "if (threadIdx.x % 128 < 2)")], "4 bulk stores"),
-    ],
+    ([("wgmma_wait<1>();", "wgmma_wait<0>();")], "6 of 6 steps wait"),
+    ([(RELEASE_LAST, ""), ("bulk_commit();\n", f"bulk_commit();\n{RELEASE_LAST}")], "3 of 4 stages hold"),
+    ([("if (leader)", "if (threadIdx.x % 128 < 2)")], "4 bulk stores"),
 )
 def test_a_persistent_kernel_overlaps(changes, fault):
     with pytest.raises(AssertionError, match=f"the sums are right, but {fault}"):
         exercises.check_whole(answer("my_persistent", *changes))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("state.phase);", "0);"),
-        (
-            "    Ring<STAGES> state;  // mended: once, for all tiles\n",
-            "    u32 use = 0;\n"
-            "    struct { u32 stage, phase; __device__ void advance() { stage = 0; } } state = {0, 0};\n",
-        ),
-    ],
+    ("state.phase);", "0);"),
+    (
+        "    Ring<STAGES> state;  // mended: once, for all tiles\n",
+        "    u32 use = 0;\n"
+        "    struct { u32 stage, phase; __device__ void advance() { stage = 0; } } state = {0, 0};\n",
+    ),
 )
 def test_a_persistent_kernel_that_loses_its_place_fails(change):
     with pytest.raises(AssertionError, match="with . CTAs?, "):
         exercises.check_persistent(answer("kept_place", change))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, fault",
-    [
-        # the order of the matrices, and of the two sums in a register
-        (
-            ("pack_bf16x2(sums[2], sums[3])", "pack_bf16x2(sums[4], sums[5])"),
-            "row 8, column 0, holds the sum of row 0, column 8",
-        ),
-        (
-            ("pack_bf16x2(sums[0], sums[1])", "pack_bf16x2(sums[1], sums[0])"),
-            "row 0, column 0, holds the sum of row 0, column 1",
-        ),
-        # the swizzle: none, the 64-byte swizzle, and one with the wrong bits of the row
-        ((" ^ (row % 8)", ""), "row 1, column 0, holds the sum of row 1, column 8"),
-        ((" ^ (row % 8)", " ^ (row / 2 % 4)"), "row 1, column 0, holds the sum of"),
-        # rows: all warps write to the first 16; a lane passes the row of its registers; a row has 64 bytes
-        (("threadIdx.x / 32 * 16 + ", ""), "stmatrix: writes shared address .*: a data race"),
-        (("threadIdx.x % 16, half", "threadIdx.x % 32 / 4, half"), "stmatrix: writes .*: a data race"),
-        # units and registers
-        (("(2 * j + half)", "(j + half)"), "holds the sum of"),
-        (("d + 8 * j", "d + 4 * j"), "row 0, column 16, holds the sum of row 0, column 8"),
-        (("j < 4", "j < 3"), "1,024 of 4,096 .* row 0, column 48, holds .* instead of"),
-        (("stmatrix_x4(", "stmatrix_x4_trans("), "row 0, column 1, holds the sum of row 1, column 0"),
-        (("unit * 16", "unit * 8"), "no multiple of 16"),
-        (("box + row", "box + 4096 + row"), "leaves shared memory"),
-        (("    stmatrix_x4(", "    if (threadIdx.x % 32 == 0) stmatrix_x4("), "waits for ever in stmatrix"),
-        # what is given: the fence, the barrier, and the end of the store
-        ((", bulk_commit(), bulk_wait_read<0>()", ""), "had not yet read its shared memory"),
-    ],
+    # the order of the matrices, and of the two sums in a register
+    (
+        ("pack_bf16x2(sums[2], sums[3])", "pack_bf16x2(sums[4], sums[5])"),
+        "row 8, column 0, holds the sum of row 0, column 8",
+    ),
+    (
+        ("pack_bf16x2(sums[0], sums[1])", "pack_bf16x2(sums[1], sums[0])"),
+        "row 0, column 0, holds the sum of row 0, column 1",
+    ),
+    # the swizzle: none, the 64-byte swizzle, and one with the wrong bits of the row
+    ((" ^ (row % 8)", ""), "row 1, column 0, holds the sum of row 1, column 8"),
+    ((" ^ (row % 8)", " ^ (row / 2 % 4)"), "row 1, column 0, holds the sum of"),
+    # rows: all warps write to the first 16; a lane passes the row of its registers; a row has 64 bytes
+    (("threadIdx.x / 32 * 16 + ", ""), "stmatrix: writes shared address .*: a data race"),
+    (("threadIdx.x % 16, half", "threadIdx.x % 32 / 4, half"), "stmatrix: writes .*: a data race"),
+    # units and registers
+    (("(2 * j + half)", "(j + half)"), "holds the sum of"),
+    (("d + 8 * j", "d + 4 * j"), "row 0, column 16, holds the sum of row 0, column 8"),
+    (("j < 4", "j < 3"), "1,024 of 4,096 .* row 0, column 48, holds .* instead of"),
+    (("stmatrix_x4(", "stmatrix_x4_trans("), "row 0, column 1, holds the sum of row 1, column 0"),
+    (("unit * 16", "unit * 8"), "no multiple of 16"),
+    (("box + row", "box + 4096 + row"), "leaves shared memory"),
+    (("    stmatrix_x4(", "    if (threadIdx.x % 32 == 0) stmatrix_x4("), "waits for ever in stmatrix"),
+    # what is given: the fence, the barrier, and the end of the store
+    ((", bulk_commit(), bulk_wait_read<0>()", ""), "had not yet read its shared memory"),
 )
 def test_a_wrong_epilogue_fails_and_says_which_sum_is_where(change, fault):
     with pytest.raises(AssertionError, match=f"{fault}.*emulator"):
@@ -162,9 +155,7 @@ def test_the_lessons_kernels_fit_the_registers():
         assert not kernel.resources()["spills"] and kernel.counts()["HGMMA"], name
 
 
-@pytest.mark.parametrize(
-    "change", [("fence_proxy_async();", ""), ("bulk_wait_read<1>();", "bulk_wait_read<2>();")]
-)
+@cases("change", ("fence_proxy_async();", ""), ("bulk_wait_read<1>();", "bulk_wait_read<2>();"))
 def test_the_lessons_check_finds_a_fault_in_its_last_kernel(change):
     kernel = LESSON["tma_store"]
     assert change[0] in kernel.source

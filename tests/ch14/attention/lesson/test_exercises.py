@@ -1,6 +1,7 @@
 """The exercises' checks: the solutions pass, and each planted wrong answer fails, in Triton's interpreter."""
 
 import pytest
+from cases import cases
 
 from ch14.attention.lesson import exercises
 from tilelab import ROOT
@@ -23,42 +24,38 @@ def prepare(kernel):
     return lambda q, k, v, out, causal=False: LAUNCH(kernel, q, k, v, out, causal, block_m=64, block_n=64)
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("acc * rescale[:, None]", "acc"),
-        ("row_sum * rescale", "row_sum"),
-        ("row_max - new_max", "new_max - row_max"),
-        ("row_max = new_max", "row_max = row_max"),
-        ("tl.max(s, 1) * scale", "tl.max(s, 1)"),
-        # the maximum over scores that the mask removes, a fixed one, and none
-        ("tl.max(s, 1) * scale", "tl.max(tl.dot(q, k.T), 1) * scale"),
-        ("tl.maximum(row_max, tl.max(s, 1) * scale)", "tl.zeros_like(row_max)"),
-    ],
+    ("acc * rescale[:, None]", "acc"),
+    ("row_sum * rescale", "row_sum"),
+    ("row_max - new_max", "new_max - row_max"),
+    ("row_max = new_max", "row_max = row_max"),
+    ("tl.max(s, 1) * scale", "tl.max(s, 1)"),
+    # the maximum over scores that the mask removes, a fixed one, and none
+    ("tl.max(s, 1) * scale", "tl.max(tl.dot(q, k.T), 1) * scale"),
+    ("tl.maximum(row_max, tl.max(s, 1) * scale)", "tl.zeros_like(row_max)"),
 )
 def test_a_wrong_kernel_fails(change):
     with pytest.raises(AssertionError, match="wrong|not finite"):
         exercises.check_kernel(prepare(define(SOLUTIONS, "my_attention", change)))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("* second_factor[:, None]", ""),
-        ("first_max - new_max", "new_max - first_max"),
-        ("tl.load(sum_a + rows) * first_factor", "tl.load(sum_a + rows)"),
-        ("acc / row_sum[:, None]", "acc"),
-        # without the common maximum, with one that is too small, and with a mean
-        (
-            "tl.exp2(first_max - new_max), tl.exp2(second_max - new_max)",
-            "tl.exp2(first_max), tl.exp2(second_max)",
-        ),
-        ("tl.maximum(first_max, second_max)", "first_max"),
-        (
-            "first_factor, second_factor = tl.exp2(first_max - new_max), tl.exp2(second_max - new_max)",
-            "first_factor, second_factor = new_max * 0 + 1, new_max * 0 + 1",
-        ),
-    ],
+    ("* second_factor[:, None]", ""),
+    ("first_max - new_max", "new_max - first_max"),
+    ("tl.load(sum_a + rows) * first_factor", "tl.load(sum_a + rows)"),
+    ("acc / row_sum[:, None]", "acc"),
+    # without the common maximum, with one that is too small, and with a mean
+    (
+        "tl.exp2(first_max - new_max), tl.exp2(second_max - new_max)",
+        "tl.exp2(first_max), tl.exp2(second_max)",
+    ),
+    ("tl.maximum(first_max, second_max)", "first_max"),
+    (
+        "first_factor, second_factor = tl.exp2(first_max - new_max), tl.exp2(second_max - new_max)",
+        "first_factor, second_factor = new_max * 0 + 1, new_max * 0 + 1",
+    ),
 )
 def test_a_wrong_merge_fails(change):
     with pytest.raises(AssertionError, match="relative error"):

@@ -6,6 +6,7 @@ The kernels run in the emulator.
 import re
 
 import pytest
+from cases import cases
 
 from ch14.attention_gluon.lesson import exercises
 from tilelab import ROOT
@@ -34,30 +35,25 @@ def test_a_program_per_tile_is_not_persistent(kernels):
         exercises.check_persistent(kernels["prepare_overlapped"])
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, said",
-    [
-        (("1 - use // STAGES % 2", "1 - use % 2"), "stages?, "),
+    (("1 - use // STAGES % 2", "1 - use % 2"), "stages?, "),
+    (
+        ("expect(k_full.index(stage), k_desc.block_type.nbytes)", "expect(k_full.index(stage), 2)"),
+        "nothing moves|before TMA has landed|one too many",
+    ),
+    (("v_full.index(stage), v_tiles.index(stage)", "v_full.index(stage), k_tiles.index(stage)"), "stages?, "),
+    (
         (
-            ("expect(k_full.index(stage), k_desc.block_type.nbytes)", "expect(k_full.index(stage), 2)"),
-            "nothing moves|before TMA has landed|one too many",
+            "    row = blocks * k_desc.block_type.shape[1]",
+            "    row = (blocks - 1) * k_desc.block_type.shape[1]",
         ),
-        (
-            ("v_full.index(stage), v_tiles.index(stage)", "v_full.index(stage), k_tiles.index(stage)"),
-            "stages?, ",
-        ),
-        (
-            (
-                "    row = blocks * k_desc.block_type.shape[1]",
-                "    row = (blocks - 1) * k_desc.block_type.shape[1]",
-            ),
-            "wrong",
-        ),
-        (("kv_head, row, 0], k_full", "0, row, 0], k_full"), "wrong"),
-        (("    row = blocks *", "    use = 0\n    row = blocks *"), "in `persistent`, "),
-        (("    return use", "    return use + 1"), "in `persistent`, "),
-        (("row -= k_desc.block_type.shape[1]", "row -= 2 * k_desc.block_type.shape[1]"), "wrong"),
-    ],
+        "wrong",
+    ),
+    (("kv_head, row, 0], k_full", "0, row, 0], k_full"), "wrong"),
+    (("    row = blocks *", "    use = 0\n    row = blocks *"), "in `persistent`, "),
+    (("    return use", "    return use + 1"), "in `persistent`, "),
+    (("row -= k_desc.block_type.shape[1]", "row -= 2 * k_desc.block_type.shape[1]"), "wrong"),
 )
 def test_a_wrong_producer_fails(kernels, change, said):
     with pytest.raises(AssertionError, match=said):
@@ -66,37 +62,31 @@ def test_a_wrong_producer_fails(kernels, change, said):
         )
 
 
-@pytest.mark.parametrize(
+@cases(
     "version, change, said",
-    [
-        (
-            "one_group",
-            ("mbarrier.wait(full, use % 2)", "mbarrier.wait(full, 0)"),
-            "before TMA has landed|still lands",
-        ),
-        ("with_producer", ("mbarrier.arrive(v_empty.index(stage), count=1)", ""), "nothing moves any more"),
-        (
-            "two_consumers",
-            ("make_ring(k_desc, v_desc, STAGES, 2)", "make_ring(k_desc, v_desc, STAGES, 1)"),
-            "one too many|overwrites a tile|nothing moves",
-        ),
-        (
-            "overlapped",
-            ("warpgroup_mma_wait(1, [s])", "warpgroup_mma_wait(2, [s])"),
-            "before warpgroup_mma_wait",
-        ),
-        (
-            "overlapped",
-            ("q.store(finish_tile(", "fence_async_shared = lambda: None\n    q.store(finish_tile("),
-            "without fence_async_shared",
-        ),
-        ("persistent", ("mbarrier.arrive(q_empty, count=1)", "pass"), "nothing moves any more"),
-        (
-            "persistent",
-            ("    use += 1\n            q_use += 1\n    tma", "    q_use += 1\n    tma"),
-            "in the emulator",
-        ),
-    ],
+    (
+        "one_group",
+        ("mbarrier.wait(full, use % 2)", "mbarrier.wait(full, 0)"),
+        "before TMA has landed|still lands",
+    ),
+    ("with_producer", ("mbarrier.arrive(v_empty.index(stage), count=1)", ""), "nothing moves any more"),
+    (
+        "two_consumers",
+        ("make_ring(k_desc, v_desc, STAGES, 2)", "make_ring(k_desc, v_desc, STAGES, 1)"),
+        "one too many|overwrites a tile|nothing moves",
+    ),
+    ("overlapped", ("warpgroup_mma_wait(1, [s])", "warpgroup_mma_wait(2, [s])"), "before warpgroup_mma_wait"),
+    (
+        "overlapped",
+        ("q.store(finish_tile(", "fence_async_shared = lambda: None\n    q.store(finish_tile("),
+        "without fence_async_shared",
+    ),
+    ("persistent", ("mbarrier.arrive(q_empty, count=1)", "pass"), "nothing moves any more"),
+    (
+        "persistent",
+        ("    use += 1\n            q_use += 1\n    tma", "    q_use += 1\n    tma"),
+        "in the emulator",
+    ),
 )
 def test_a_fault_in_a_kernel_of_the_lesson_is_found(version, change, said):
     found = define(NOTEBOOKS, [version, f"prepare_{version}"], change)

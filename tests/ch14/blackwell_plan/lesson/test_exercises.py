@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+from cases import cases
 
 from ch14.blackwell_plan.lesson import exercises
 from ch14.blockscaled.lesson import figures, smem_planner
@@ -57,13 +58,11 @@ def test_pictures_say_what_they_show():
     assert figures.draw_in_flight(rows).description
 
 
-@pytest.mark.parametrize(
+@cases(
     "options, reason",
-    [
-        ({"stages": 3}, "columns"),
-        ({"stages": 4}, "shared memory"),
-        ({"block_n": 128, "stages": 3}, "four stages"),
-    ],
+    ({"stages": 3}, "columns"),
+    ({"stages": 4}, "shared memory"),
+    ({"block_n": 128, "stages": 3}, "four stages"),
 )
 def test_a_wrong_choice_fails(options, reason):
     with pytest.raises(AssertionError, match=reason):
@@ -75,35 +74,31 @@ def test_one_accumulator_is_not_two():
         exercises.check_two_accumulators(prepare(VERSIONS, "tiles"), {"stages": 4})
 
 
-@pytest.mark.parametrize(
+@cases(
     "check, name, change",
-    [
-        ("load", "mended_scales", ("trans(0, 3, 2, 1, 4)", "trans(0, 2, 3, 1, 4)")),
-        ("load", "mended_scales", ("group // 4", "group")),
-        ("store", "my_store", ("trans(0, 3, 2, 1, 4)", "trans(0, 3, 1, 2, 4)")),
-        (
-            "store",
-            "my_store",
-            ("reshape(1, 4, 32, GROUPS // 4, 4)", "reshape(1, 32, 4, GROUPS // 4, 4).trans(0, 2, 1, 3, 4)"),
-        ),
-        ("load", "mended_scales", ("row // 128, group", "0, group")),
-        ("store", "my_store", ("group // 4", "0")),
-    ],
+    ("load", "mended_scales", ("trans(0, 3, 2, 1, 4)", "trans(0, 2, 3, 1, 4)")),
+    ("load", "mended_scales", ("group // 4", "group")),
+    ("store", "my_store", ("trans(0, 3, 2, 1, 4)", "trans(0, 3, 1, 2, 4)")),
+    (
+        "store",
+        "my_store",
+        ("reshape(1, 4, 32, GROUPS // 4, 4)", "reshape(1, 32, 4, GROUPS // 4, 4).trans(0, 2, 1, 3, 4)"),
+    ),
+    ("load", "mended_scales", ("row // 128, group", "0, group")),
+    ("store", "my_store", ("group // 4", "0")),
 )
 def test_a_wrong_answer_fails(check, name, change):
     with pytest.raises((AssertionError, RuntimeError, ValueError, IndexError, TypeError)):
         getattr(exercises, f"check_{check}")(*define(SOLUTIONS, name, change=change))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, reason",
-    [
-        (("n, k // GROUP, BLOCK_N", "m, k // GROUP, BLOCK_N"), "wrong"),
-        (("range(0, K, BLOCK_K)", "range(0, K - BLOCK_K, BLOCK_K)"), "wrong"),
-        (("% (N // BLOCK_N)", "% (N // BLOCK_M)"), "not finite"),
-        (("b.T, b_scale, FORMAT, acc)", "b.T, b_scale, FORMAT)"), "wrong"),
-        (("FORMAT, acc)", "FORMAT, acc).to(tl.bfloat16).to(tl.float32)"), "mxfp4: .* wrong"),
-    ],
+    (("n, k // GROUP, BLOCK_N", "m, k // GROUP, BLOCK_N"), "wrong"),
+    (("range(0, K, BLOCK_K)", "range(0, K - BLOCK_K, BLOCK_K)"), "wrong"),
+    (("% (N // BLOCK_N)", "% (N // BLOCK_M)"), "not finite"),
+    (("b.T, b_scale, FORMAT, acc)", "b.T, b_scale, FORMAT)"), "wrong"),
+    (("FORMAT, acc)", "FORMAT, acc).to(tl.bfloat16).to(tl.float32)"), "mxfp4: .* wrong"),
 )
 def test_a_wrong_gemm_fails(change, reason):
     if device.current().has_tma and "// BLOCK_M" in change[1]:

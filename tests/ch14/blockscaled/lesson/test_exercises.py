@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+from cases import cases
 from cells import define
 
 from ch14.blockscaled.lesson import exercises
@@ -21,17 +22,15 @@ def prepare(name, change=("", ""), kernel=None, **options):
     return functools.partial(function, **options) if options else function
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, options",
-    [
-        ("by_block", {}),
-        ("by_block", {"block_m": 64, "warps": 4}),
-        ("scratch_ahead", {}),
-        ("scales_piped", {}),
-        ("scales_by_tma", {}),
-        ("split_k", {}),
-        ("split_k", {"splits": 3}),
-    ],
+    ("by_block", {}),
+    ("by_block", {"block_m": 64, "warps": 4}),
+    ("scratch_ahead", {}),
+    ("scales_piped", {}),
+    ("scales_by_tma", {}),
+    ("split_k", {}),
+    ("split_k", {"splits": 3}),
 )
 def test_the_versions_are_right_and_start_on_hopper(name, options):
     assert exercises.check_version(prepare(name, **options)) == ""
@@ -41,33 +40,25 @@ def test_the_versions_are_right_and_start_on_hopper(name, options):
     assert report.launchable and not report.spills and report.counts["wgmma"], report.reason
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, change, options",
-    [
-        ("by_block", ("n // 128 * stride_b", "0 * stride_b"), {}),
-        (
-            "by_block",
-            ("acc += scratch * (row_scale * tile_scale)[:, None]", "acc += scratch * tile_scale"),
-            {},
-        ),
-        ("scratch_ahead", ("    acc += last * last_scale[:, None]  # +\n    c_desc", "    c_desc"), {}),
-        ("scales_by_tma", ("scale_a_desc.load([step, m])", "scale_a_desc.load([0, m])"), {}),
-        ("split_k", ("* (split + 1) // SPLITS", "// SPLITS * (split + 1)"), {"splits": 3}),
-    ],
+    ("by_block", ("n // 128 * stride_b", "0 * stride_b"), {}),
+    ("by_block", ("acc += scratch * (row_scale * tile_scale)[:, None]", "acc += scratch * tile_scale"), {}),
+    ("scratch_ahead", ("    acc += last * last_scale[:, None]  # +\n    c_desc", "    c_desc"), {}),
+    ("scales_by_tma", ("scale_a_desc.load([step, m])", "scale_a_desc.load([0, m])"), {}),
+    ("split_k", ("* (split + 1) // SPLITS", "// SPLITS * (split + 1)"), {"splits": 3}),
 )
 def test_a_wrong_version_fails(name, change, options):
     assert exercises.check_version(prepare(name, change, **options))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("", ""),
-        ("tl.maximum(tl.max(tl.abs(elements), 1), 1e-4)", "tl.max(tl.abs(elements), 1)"),
-        ("tl.abs(elements)", "elements"),
-        ("448.0", "256.0"),
-        ("block * stride + rows, tl", "block + rows * 2, tl"),
-    ],
+    ("", ""),
+    ("tl.maximum(tl.max(tl.abs(elements), 1), 1e-4)", "tl.max(tl.abs(elements), 1)"),
+    ("tl.abs(elements)", "elements"),
+    ("448.0", "256.0"),
+    ("block * stride + rows, tl", "block + rows * 2, tl"),
 )
 def test_the_quantiser_has_the_bits_of_the_definition(change):
     (kernel,) = define(VERSIONS, "quantise_rows", change=change)
@@ -89,16 +80,14 @@ def test_two_launches_of_a_split_give_the_same():
     assert (first == operands[-1]).all()
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("", ""),
-        ("bias + n +", "bias +"),
-        ("n // 32 + tl", "0 + tl"),
-        (">> 23) - 8", ">> 23) - 6"),
-        ("(254 - scale)", "(253 - scale)"),
-        ("x / (1 + tl.exp(-x))", "x / (1 + tl.exp(x))"),
-    ],
+    ("", ""),
+    ("bias + n +", "bias +"),
+    ("n // 32 + tl", "0 + tl"),
+    (">> 23) - 8", ">> 23) - 6"),
+    ("(254 - scale)", "(253 - scale)"),
+    ("x / (1 + tl.exp(-x))", "x / (1 + tl.exp(x))"),
 )
 def test_the_epilogue_quantises(change):
     fault = exercises.check_epilogue(prepare("fused", change))
@@ -114,62 +103,58 @@ def test_six_programs_are_four_and_more():
     exercises.check_fit(*define(SOLUTIONS, "prepare_by_block"), options)
 
 
-@pytest.mark.parametrize(
+@cases(
     "options, reason",
-    [
-        ({"block_m": 64, "warps": 4}, "3 programs per SM"),
-        ({"warps": 4}, "spilled"),
-        ({"block_m": 64, "block_n": 64, "warps": 4, "stages": 2}, "three stages"),
-        ({"block_m": 64, "block_n": 64, "warps": 4, "stages": 6}, "programs per SM"),
-        ({"stages": 9}, "shared memory"),
-    ],
+    ({"block_m": 64, "warps": 4}, "3 programs per SM"),
+    ({"warps": 4}, "spilled"),
+    ({"block_m": 64, "block_n": 64, "warps": 4, "stages": 2}, "three stages"),
+    ({"block_m": 64, "block_n": 64, "warps": 4, "stages": 6}, "programs per SM"),
+    ({"stages": 9}, "shared memory"),
 )
 def test_a_wrong_choice_fails(options, reason):
     with pytest.raises(AssertionError, match=reason):
         exercises.check_fit(*define(VERSIONS, "prepare_by_block"), options)
 
 
-@pytest.mark.parametrize(
+@cases(
     "check, name, change",
-    [
-        ("index", "mended_block", ("n // 128 * stride_b", "tile_n * stride_b")),
-        ("index", "mended_block", ("n // 128 * stride_b", "tile_m * stride_b")),
-        ("index", "mended_block", ("n // 128 * stride_b", "n // BLOCK_N * stride_b")),
-        ("rows", "my_scales", ("step * stride_b + columns", "step * stride_b + n // 128")),
+    ("index", "mended_block", ("n // 128 * stride_b", "tile_n * stride_b")),
+    ("index", "mended_block", ("n // 128 * stride_b", "tile_m * stride_b")),
+    ("index", "mended_block", ("n // 128 * stride_b", "n // BLOCK_N * stride_b")),
+    ("rows", "my_scales", ("step * stride_b + columns", "step * stride_b + n // 128")),
+    (
+        "rows",
+        "my_scales",
+        ("row_scale[:, None] * column_scale[None, :]", "row_scale[None, :] * column_scale[:, None]"),
+    ),
+    ("rows", "my_scales", ("scratch * row_scale[:, None]", "scratch")),
+    ("split", "my_split", ("steps * (split + 1) // SPLITS", "steps // SPLITS * (split + 1)")),
+    (
+        "split",
+        "my_split",
         (
-            "rows",
-            "my_scales",
-            ("row_scale[:, None] * column_scale[None, :]", "row_scale[None, :] * column_scale[:, None]"),
+            "range(steps * split // SPLITS, steps * (split + 1) // SPLITS)",
+            "range(0, steps if split == 0 else 0)",
         ),
-        ("rows", "my_scales", ("scratch * row_scale[:, None]", "scratch")),
-        ("split", "my_split", ("steps * (split + 1) // SPLITS", "steps // SPLITS * (split + 1)")),
+    ),
+    ("split", "my_split", ("(split * M + rows[:, None])", "(split * BLOCK_M + rows[:, None])")),
+    ("gated", "my_gated", ("gate, value = ", "value, gate = ")),
+    (
+        "gated",
+        "my_gated",
         (
-            "split",
-            "my_split",
-            (
-                "range(steps * split // SPLITS, steps * (split + 1) // SPLITS)",
-                "range(0, steps if split == 0 else 0)",
-            ),
+            "reshape(acc.shape[0], acc.shape[1] // 2, 2)",
+            "reshape(acc.shape[0], 2, acc.shape[1] // 2).permute(0, 2, 1)",
         ),
-        ("split", "my_split", ("(split * M + rows[:, None])", "(split * BLOCK_M + rows[:, None])")),
-        ("gated", "my_gated", ("gate, value = ", "value, gate = ")),
-        (
-            "gated",
-            "my_gated",
-            (
-                "reshape(acc.shape[0], acc.shape[1] // 2, 2)",
-                "reshape(acc.shape[0], 2, acc.shape[1] // 2).permute(0, 2, 1)",
-            ),
-        ),
-        ("gated", "my_gated", ("tl.exp(-gate)", "tl.exp(-value)")),
-        ("gated", "my_gated", ("gate / (1 + tl.exp(-gate)) * value", "gate / (1 + tl.exp(-gate)) + value")),
-        ("gemm", "my_gemm", ("acc += scratch *", "acc = acc + scratch; acc *=")),
-        ("gemm", "my_gemm", ("n // 128 * stride_b", "n // BLOCK_N * stride_b")),
-        ("gemm", "my_gemm", ("step * stride_a + rows", "step + rows * stride_a")),
-        ("gemm", "my_gemm", ("row_scale * tile_scale", "row_scale")),
-        ("gemm", "my_gemm", ("scratch * (row", "scratch.to(tl.bfloat16).to(tl.float32) * (row")),
-        ("gemm", "my_gemm", ("c_desc.store([m, n]", "c_desc.store([n, m]")),
-    ],
+    ),
+    ("gated", "my_gated", ("tl.exp(-gate)", "tl.exp(-value)")),
+    ("gated", "my_gated", ("gate / (1 + tl.exp(-gate)) * value", "gate / (1 + tl.exp(-gate)) + value")),
+    ("gemm", "my_gemm", ("acc += scratch *", "acc = acc + scratch; acc *=")),
+    ("gemm", "my_gemm", ("n // 128 * stride_b", "n // BLOCK_N * stride_b")),
+    ("gemm", "my_gemm", ("step * stride_a + rows", "step + rows * stride_a")),
+    ("gemm", "my_gemm", ("row_scale * tile_scale", "row_scale")),
+    ("gemm", "my_gemm", ("scratch * (row", "scratch.to(tl.bfloat16).to(tl.float32) * (row")),
+    ("gemm", "my_gemm", ("c_desc.store([m, n]", "c_desc.store([n, m]")),
 )
 def test_a_wrong_answer_fails(check, name, change):
     with pytest.raises(AssertionError):

@@ -6,6 +6,7 @@ import itertools
 import re
 
 import pytest
+from cases import cases
 from legible import assert_legible, texts
 
 from ch14.blockscaled.lesson import note_attempts, planner_widget, smem_planner
@@ -161,25 +162,23 @@ def test_six_bits_take_a_byte_and_are_named():
     assert "neither MXFP4" not in smem_planner.plan(tile(128, 128, sf_dtype=E4M3)).sentence
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes, words",
-    [
-        ({"mma_tiler_mn": (64, 128)}, "M is 64; choose one of 128, 256"),
-        ({"mma_tiler_mn": (128, 96)}, "N is 96; choose one of 64, 128, 192, 256"),
-        ({"cluster_shape_mn": (2.0, 1)}, "is 2.0; choose one of 1, 2, 4"),
-        ({"cluster_shape_mn": (1, 1)}, "the cluster's M is 1; a tile of 256 rows is made by two CTAs"),
-        ({"ab_dtype": "Float16"}, "ab_dtype is 'Float16'; choose one of Float4E2M1FN"),
-        ({"c_dtype": "Int8"}, "c_dtype is 'Int8'; choose one of"),
-        (
-            {"ab_dtype": "Float8E4M3FN"},
-            "Float8E4M3FN takes scales Float8E8M0FNU over 32, not Float8E8M0FNU over 16",
-        ),
-        ({"tile_k": 96}, "multiple of 64 up to 1,024"),
-        ({"tile_k": 64, "sf_vec_size": 32}, "multiple of 128"),
-        ({"ab_stages": 0}, "ab_stages is 0; it must be None"),
-        ({"accumulators": "three"}, "choose one of rule, one, two, overlapped"),
-        ({"accumulators": "overlapped"}, "overlap only for N = 256; two of 128 columns fit side by side"),
-    ],
+    ({"mma_tiler_mn": (64, 128)}, "M is 64; choose one of 128, 256"),
+    ({"mma_tiler_mn": (128, 96)}, "N is 96; choose one of 64, 128, 192, 256"),
+    ({"cluster_shape_mn": (2.0, 1)}, "is 2.0; choose one of 1, 2, 4"),
+    ({"cluster_shape_mn": (1, 1)}, "the cluster's M is 1; a tile of 256 rows is made by two CTAs"),
+    ({"ab_dtype": "Float16"}, "ab_dtype is 'Float16'; choose one of Float4E2M1FN"),
+    ({"c_dtype": "Int8"}, "c_dtype is 'Int8'; choose one of"),
+    (
+        {"ab_dtype": "Float8E4M3FN"},
+        "Float8E4M3FN takes scales Float8E8M0FNU over 32, not Float8E8M0FNU over 16",
+    ),
+    ({"tile_k": 96}, "multiple of 64 up to 1,024"),
+    ({"tile_k": 64, "sf_vec_size": 32}, "multiple of 128"),
+    ({"ab_stages": 0}, "ab_stages is 0; it must be None"),
+    ({"accumulators": "three"}, "choose one of rule, one, two, overlapped"),
+    ({"accumulators": "overlapped"}, "overlap only for N = 256; two of 128 columns fit side by side"),
 )
 def test_refusals_on_blackwell(changes, words):
     with pytest.raises(ValueError, match=re.escape(words)) as said:
@@ -187,17 +186,15 @@ def test_refusals_on_blackwell(changes, words):
     assert str(said.value).count(". ") == 0 and str(said.value).endswith(".")
 
 
-@pytest.mark.parametrize(
+@cases(
     "choice, words",
-    [
-        (
-            tile(256, 256, ab_stages=6),
-            "6 A/B stages of 38,912 B, 2 of C of 8,192 B and the barriers take 250,880 B",
-        ),
-        (tile(256, 256, ab_stages=8, accumulators="two"), "; and TMEM has 512 columns"),
-        (tile(128, 256, c_stages=40), "40 C stages of 8,192 B leave no room for an A/B stage of 55,296 B"),
-        (tile(128, 256, tile_k=1024, ab_stages=2), "2 A/B stages of 221,184 B"),
-    ],
+    (
+        tile(256, 256, ab_stages=6),
+        "6 A/B stages of 38,912 B, 2 of C of 8,192 B and the barriers take 250,880 B",
+    ),
+    (tile(256, 256, ab_stages=8, accumulators="two"), "; and TMEM has 512 columns"),
+    (tile(128, 256, c_stages=40), "40 C stages of 8,192 B leave no room for an A/B stage of 55,296 B"),
+    (tile(128, 256, tile_k=1024, ab_stages=2), "2 A/B stages of 221,184 B"),
 )
 def test_what_does_not_fit_says_why(choice, words):
     plan = smem_planner.plan(choice)
@@ -302,13 +299,11 @@ def test_gpus_are_those_of_the_table():
 # ---- pictures and widget
 
 
-@pytest.mark.parametrize(
+@cases(
     "choice",
-    [
-        tile(256, 128, ab_stages=64),
-        tile(256, 256, accumulators="overlapped"),
-        tile(128, 64, tile_k=64, ab_stages=30),
-    ],
+    tile(256, 128, ab_stages=64),
+    tile(256, 256, accumulators="overlapped"),
+    tile(128, 64, tile_k=64, ab_stages=30),
     ids=str,
 )
 def test_pictures_of_plans(choice):

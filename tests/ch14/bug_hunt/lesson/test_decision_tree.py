@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from cases import cases
 
 from ch14.bug_hunt import HUNTS, Builds, describe, environments
 from ch14.bug_hunt.lesson.decision_tree import Tree
@@ -75,12 +76,10 @@ def test_an_axis_at_its_simplest():
     assert tree(BLOCK_K=32).bisect("BLOCK_K") is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "arguments, sentence",
-    [
-        ({"hunt": "loops"}, "unknown hunt 'loops'; choose one of loop, warp_specialize, dot_scaled"),
-        ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3"),
-    ],
+    ({"hunt": "loops"}, "unknown hunt 'loops'; choose one of loop, warp_specialize, dot_scaled"),
+    ({"num_warps": 3}, "num_warps must be one of 2, 4, 8, 16; it is 3"),
 )
 def test_no_choice(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):

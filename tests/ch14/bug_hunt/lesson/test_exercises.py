@@ -1,6 +1,7 @@
 """The solutions of the notebook pass, and each planted wrong answer fails its check."""
 
 import pytest
+from cases import cases
 from cells import define
 
 from ch14.bug_hunt import loop_ir
@@ -17,27 +18,25 @@ NAMES = dict(zip(exercises.CHECKS, ("doubled_loop", "same_bug", "smallest")))
 CONFIG = {"LOADS": "device", "BLOCK_K": 64, "num_stages": 4, "num_warps": 8}
 
 
-@pytest.mark.parametrize(
+@cases(
     "exercise, change",
-    [
-        ("Exercise 1", ("b.load([k, n]) * 2", "b.load([k, n])")),
-        ("Exercise 1", ("a.load([m, k])", "a.load([m, 0])")),
-        ("Exercise 2", (r're.sub(r"\d+", "#", row.get("message", ""))', 'row.get("message", "")')),
-        ("Exercise 2", ('row["outcome"], row.get("stage"), ', "")),
-        ("Exercise 2", (r're.sub(r"\d+", "#", row.get("message", ""))', 'len(row.get("message", ""))')),
-        ("Exercise 1", ("range(0, K, BLOCK_K)", "tl.range(0, K, BLOCK_K, num_stages=1)")),
-        ("Exercise 3", ("while config != before:", "for _ in range(1):")),
-        ("Exercise 3", ("same_bug(first, ask(simpler))", 'ask(simpler)["outcome"] == "fails"')),
+    ("Exercise 1", ("b.load([k, n]) * 2", "b.load([k, n])")),
+    ("Exercise 1", ("a.load([m, k])", "a.load([m, 0])")),
+    ("Exercise 2", (r're.sub(r"\d+", "#", row.get("message", ""))', 'row.get("message", "")')),
+    ("Exercise 2", ('row["outcome"], row.get("stage"), ', "")),
+    ("Exercise 2", (r're.sub(r"\d+", "#", row.get("message", ""))', 'len(row.get("message", ""))')),
+    ("Exercise 1", ("range(0, K, BLOCK_K)", "tl.range(0, K, BLOCK_K, num_stages=1)")),
+    ("Exercise 3", ("while config != before:", "for _ in range(1):")),
+    ("Exercise 3", ("same_bug(first, ask(simpler))", 'ask(simpler)["outcome"] == "fails"')),
+    (
+        "Exercise 3",
         (
-            "Exercise 3",
-            (
-                "values[: values.index(config[axis])]",
-                "values[max(0, values.index(config[axis]) - 1) : values.index(config[axis])]",
-            ),
+            "values[: values.index(config[axis])]",
+            "values[max(0, values.index(config[axis]) - 1) : values.index(config[axis])]",
         ),
-        ("Exercise 3", ("values[: values.index(config[axis])]", "values[:1]")),
-        ("Exercise 3", ("first, config, before = ask(start), start, None", "return start")),
-    ],
+    ),
+    ("Exercise 3", ("values[: values.index(config[axis])]", "values[:1]")),
+    ("Exercise 3", ("first, config, before = ask(start), start, None", "return start")),
 )
 def test_a_wrong_answer_fails(exercise, change):
     with pytest.raises(AssertionError):

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from cases import cases
 from cells import define
 
 from ch14.compiled.lesson import exercises
@@ -37,13 +38,11 @@ def test_the_triton_versions_are_right_and_load_as_they_say(name, loads):
     assert bool(report.counts["tensormap_replace"]) == (name == "device")
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, change",
-    [
-        ("pointers", ("g * tl.sigmoid(g) * u", "g * tl.sigmoid(u) * u")),
-        ("device", ("out.store([start]", "out.store([0]")),
-        ("host", ("u_desc.load([start])", "g_desc.load([start])")),
-    ],
+    ("pointers", ("g * tl.sigmoid(g) * u", "g * tl.sigmoid(u) * u")),
+    ("device", ("out.store([start]", "out.store([0]")),
+    ("host", ("u_desc.load([start])", "g_desc.load([start])")),
 )
 def test_a_wrong_triton_version_fails(name, change):
     assert exercises.check_version(prepare(name, change))
@@ -55,9 +54,7 @@ def test_the_cuda_version_is_right_and_moves_16_bytes():
     assert found == ["LDG.E.128", "LDG.E.128", "STG.E.128"]
 
 
-@pytest.mark.parametrize(
-    "change", [("if (i >= packs) return;", ""), ("k < 8", "k < 6"), ("gate[k + 1]", "gate[k]")]
-)
+@cases("change", ("if (i >= packs) return;", ""), ("k < 8", "k < 6"), ("gate[k + 1]", "gate[k]"))
 def test_a_wrong_cuda_version_fails(change):
     if not change[1] and device.current().has_tma:
         pytest.skip("writes past the end of a buffer on the GPU")
@@ -102,16 +99,14 @@ def test_a_step_of_one_size_may_serve_all_calls():
     exercises.check_recompilations(step, run)
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, reason",
-    [
-        (('mutates_args=("g",)', "mutates_args=()"), "names nothing"),
-        (('mutates_args=("g",)', 'mutates_args=("g", "u")'), "names g, u"),
-        (("    @gate_in_place.register_fake\n", ""), "register a fake kernel"),
-        (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, u)()"), "input 1 was overwritten"),
-        (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, g)"), "g is not silu"),
-        (("        return None\n", "        return torch.empty_like(g)\n"), "to return None"),
-    ],
+    (('mutates_args=("g",)', "mutates_args=()"), "names nothing"),
+    (('mutates_args=("g",)', 'mutates_args=("g", "u")'), "names g, u"),
+    (("    @gate_in_place.register_fake\n", ""), "register a fake kernel"),
+    (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, u)()"), "input 1 was overwritten"),
+    (("prepare_pointers(g, u, g)()", "prepare_pointers(g, u, g)"), "g is not silu"),
+    (("        return None\n", "        return torch.empty_like(g)\n"), "to return None"),
 )
 def test_a_wrong_operator_fails(change, reason):
     with pytest.raises(AssertionError, match=reason):
@@ -123,14 +118,12 @@ FAKE_SUM = (
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, reason",
-    [
-        ((", device=x.device", ""), "of a meta tensor the fake makes a result on cpu"),
-        (("torch.float32", "x.dtype"), "dtype"),
-        (("x.shape[0], ", "x.shape[0], 1, "), "shape"),
-        (("x.shape[0]", "x.shape[1]"), "shape"),
-    ],
+    ((", device=x.device", ""), "of a meta tensor the fake makes a result on cpu"),
+    (("torch.float32", "x.dtype"), "dtype"),
+    (("x.shape[0], ", "x.shape[0], 1, "), "shape"),
+    (("x.shape[0]", "x.shape[1]"), "shape"),
 )
 def test_a_fake_kernel_that_is_not_mended_fails(change, reason):
     change = FAKE_SUM, FAKE_SUM.replace(*change)
@@ -143,41 +136,36 @@ FAKE = """    def fake_norm(x, weight, eps):
 LAUNCH = "norm_kernel[(x.shape[0],)](x.contiguous(), weight.contiguous(), out, x.shape[1], eps, WIDE=wide, BLOCK=block)"
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, reason",
-    [
-        # the result
-        ((" / columns", ""), "the error is"),
-        (("x.contiguous()", "x"), "transposed the error is"),
-        (("x.contiguous()", "(x if x.stride(1) == 1 else x.contiguous())"), "cut from wider rows the error"),
-        (("triton.next_power_of_2(x.shape[1])", "512"), "the error is|not finite"),
+    # the result
+    ((" / columns", ""), "the error is"),
+    (("x.contiguous()", "x"), "transposed the error is"),
+    (("x.contiguous()", "(x if x.stride(1) == 1 else x.contiguous())"), "cut from wider rows the error"),
+    (("triton.next_power_of_2(x.shape[1])", "512"), "the error is|not finite"),
+    (
+        ("x * scale * weight, mask", "(x * scale).to(out_ptr.dtype.element_ty).to(WIDE) * weight, mask"),
+        "round once",
+    ),
+    (("WIDE=wide", "WIDE=tl.float32"), "float64"),
+    (("        return out\n", "        x.zero_()\n        return out\n"), "was overwritten"),
+    ((LAUNCH, "out.copy_(torch.rms_norm(x, x.shape[1:], weight, eps))"), "launches no Triton kernel"),
+    # what is declared
+    (("    @norm.register_fake\n", ""), "register a fake kernel"),
+    ((FAKE, FAKE.replace(", device=x.device", ', device="meta"')), "the fake's result is on meta"),
+    ((FAKE, FAKE.replace("dtype=x.dtype, ", "")), "the fake says torch.float32"),
+    ((FAKE, FAKE.partition("return")[0] + "return torch.empty_like(x)"), "transposed the strides"),
+    # the gradient
+    (("    norm.register_autograd(norm_backward, setup_context=save_inputs)\n", ""), "no autograd formula"),
+    (("(weighted - normed * (weighted * normed).mean(1, keepdim=True))", "weighted"), "gradcheck"),
+    (
         (
-            ("x * scale * weight, mask", "(x * scale).to(out_ptr.dtype.element_ty).to(WIDE) * weight, mask"),
-            "round once",
+            "    scale = (wide.",
+            "    wide = wide if wide.is_contiguous() else wide.T.reshape(x.shape)\n    scale = (wide.",
         ),
-        (("WIDE=wide", "WIDE=tl.float32"), "float64"),
-        (("        return out\n", "        x.zero_()\n        return out\n"), "was overwritten"),
-        ((LAUNCH, "out.copy_(torch.rms_norm(x, x.shape[1:], weight, eps))"), "launches no Triton kernel"),
-        # what is declared
-        (("    @norm.register_fake\n", ""), "register a fake kernel"),
-        ((FAKE, FAKE.replace(", device=x.device", ', device="meta"')), "the fake's result is on meta"),
-        ((FAKE, FAKE.replace("dtype=x.dtype, ", "")), "the fake says torch.float32"),
-        ((FAKE, FAKE.partition("return")[0] + "return torch.empty_like(x)"), "transposed the strides"),
-        # the gradient
-        (
-            ("    norm.register_autograd(norm_backward, setup_context=save_inputs)\n", ""),
-            "no autograd formula",
-        ),
-        (("(weighted - normed * (weighted * normed).mean(1, keepdim=True))", "weighted"), "gradcheck"),
-        (
-            (
-                "    scale = (wide.",
-                "    wide = wide if wide.is_contiguous() else wide.T.reshape(x.shape)\n    scale = (wide.",
-            ),
-            "a gradient in bfloat16",
-        ),
-        (("keepdim=True) + eps)", "keepdim=True))"), "gradcheck"),
-    ],
+        "a gradient in bfloat16",
+    ),
+    (("keepdim=True) + eps)", "keepdim=True))"), "gradcheck"),
 )
 def test_a_wrong_norm_fails(change, reason):
     if device.current().has_tma and "<=" in change[1]:

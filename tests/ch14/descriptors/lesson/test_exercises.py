@@ -3,6 +3,7 @@
 import pytest
 import torch
 import triton
+from cases import cases
 
 from ch14.descriptors.lesson import exercises
 from tilelab import ROOT
@@ -41,19 +42,17 @@ def allocator():
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize(
+@cases(
     "check, names, change",
-    [
-        (
-            exercises.check_copy,
-            "copy_pointers:prepare_pointers",
-            ("(column < columns)", "(column < columns - 1)"),
-        ),
-        (exercises.check_copy, "copy_host:prepare_host", ("tl.program_id(1) * BLOCK_M", "tl.program_id(1)")),
-        (exercises.check_copy, "copy_tiles:prepare_host_loop", ("tile % across", "tile // across")),
-        (exercises.check_sum, "add_tiles:prepare_add", ("+ y.load(corner).to(tl.float32)", "")),
-        (exercises.check_gather, "gather_rows:prepare_gather_rows", ("tl.load(index + row)", "row")),
-    ],
+    (
+        exercises.check_copy,
+        "copy_pointers:prepare_pointers",
+        ("(column < columns)", "(column < columns - 1)"),
+    ),
+    (exercises.check_copy, "copy_host:prepare_host", ("tl.program_id(1) * BLOCK_M", "tl.program_id(1)")),
+    (exercises.check_copy, "copy_tiles:prepare_host_loop", ("tile % across", "tile // across")),
+    (exercises.check_sum, "add_tiles:prepare_add", ("+ y.load(corner).to(tl.float32)", "")),
+    (exercises.check_gather, "gather_rows:prepare_gather_rows", ("tl.load(index + row)", "row")),
 )
 def test_a_wrong_version_fails(check, names, change):
     assert check(define(names, change)[1])
@@ -71,43 +70,41 @@ def test_the_number_of_boxes_must_be_right():
 
 @pytest.mark.planted
 @pytest.mark.compile
-@pytest.mark.parametrize(
+@cases(
     "exercise, change",
-    [
-        ("Exercise 2", ("[stride_x, 1]", "[columns, 1]")),
-        ("Exercise 2", ("[stride_out, 1]", "[stride_x * 2, 1]")),
-        ("Exercise 2", ("[stride_x, 1]", "[stride_out, 1]")),
-        ("Exercise 2", ("out, [rows, columns]", "out, [rows, stride_out]")),
-        # a zero that stands in the matrix is an element; the rest of a row is not
+    ("Exercise 2", ("[stride_x, 1]", "[columns, 1]")),
+    ("Exercise 2", ("[stride_out, 1]", "[stride_x * 2, 1]")),
+    ("Exercise 2", ("[stride_x, 1]", "[stride_out, 1]")),
+    ("Exercise 2", ("out, [rows, columns]", "out, [rows, stride_out]")),
+    # a zero that stands in the matrix is an element; the rest of a row is not
+    (
+        "Exercise 3",
         (
-            "Exercise 3",
-            (
-                'tl.where(exists, x.load([row, column]), -float("inf"))',
-                'x.load([row, column]); tile = tl.where(tile == 0, -float("inf"), tile)',
-            ),
+            'tl.where(exists, x.load([row, column]), -float("inf"))',
+            'x.load([row, column]); tile = tl.where(tile == 0, -float("inf"), tile)',
         ),
-        ("Exercise 3", ("range(0, columns, BLOCK_N)", "range(0, columns - BLOCK_N + 1, BLOCK_N)")),
+    ),
+    ("Exercise 3", ("range(0, columns, BLOCK_N)", "range(0, columns - BLOCK_N + 1, BLOCK_N)")),
+    (
+        "Exercise 3",
         (
-            "Exercise 3",
-            (
-                "tl.store(out + row, largest)",
-                "tl.store(out + row, largest); tl.store(out + row + 1, largest, mask=row == 0)",
-            ),
+            "tl.store(out + row, largest)",
+            "tl.store(out + row, largest); tl.store(out + row + 1, largest, mask=row == 0)",
         ),
+    ),
+    (
+        "Exercise 4",
         (
-            "Exercise 4",
-            (
-                "[tl.load(index + row), column], x.load([row, column])",
-                "[row, column], x.load([tl.load(index + row), column])",
-            ),
+            "[tl.load(index + row), column], x.load([row, column])",
+            "[row, column], x.load([tl.load(index + row), column])",
         ),
-        ("Exercise 5", (".T)", ".T * 2)")),
-        ("Exercise 5", ("out.store([column, row]", "out.store([column, column]")),
-        (
-            "Exercise 5",
-            ("x.load([row, column]).T)", "x.load([row, column]).T); x.store([row, column], x.load([0, 0]))"),
-        ),
-    ],
+    ),
+    ("Exercise 5", (".T)", ".T * 2)")),
+    ("Exercise 5", ("out.store([column, row]", "out.store([column, column]")),
+    (
+        "Exercise 5",
+        ("x.load([row, column]).T)", "x.load([row, column]).T); x.store([row, column], x.load([0, 0]))"),
+    ),
 )
 def test_a_wrong_answer_fails(exercise, change):
     with pytest.raises(AssertionError):

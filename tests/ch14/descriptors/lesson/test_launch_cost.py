@@ -1,5 +1,6 @@
 import pytest
 import torch
+from cases import cases
 
 from ch14 import descriptors
 from ch14.descriptors.configs import TileConfig
@@ -14,16 +15,14 @@ def test_every_way_to_launch_copies():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
+@cases(
     "op, way, block",
-    [
-        ("copy", "host", (64, 64)),
-        ("add", "host", (0, 1024)),
-        ("add", "device", (8, 64)),
-        ("add", "pointers", (4, 256)),
-        ("gather", "host", (1, 256)),
-        ("gather", "device", (1, 1024)),
-    ],
+    ("copy", "host", (64, 64)),
+    ("add", "host", (0, 1024)),
+    ("add", "device", (8, 64)),
+    ("add", "pointers", (4, 256)),
+    ("gather", "host", (1, 256)),
+    ("gather", "device", (1, 1024)),
 )
 def test_a_bound_launch_computes_the_same(op, way, block):
     given = experiments.make_inputs(op, 333, 1032, torch.float32)

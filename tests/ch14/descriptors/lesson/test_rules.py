@@ -1,6 +1,7 @@
 import re
 
 import pytest
+from cases import cases
 
 from ch14.descriptors.lesson import experiments, rules
 from ch14.descriptors.lesson.rules import RULES
@@ -121,15 +122,13 @@ def test_without_an_allocator():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
+@cases(
     "rule, found",
-    [
-        ("start at 16 bytes", "RuntimeError: .*invalid argument"),
-        ("rows 16 bytes apart", "RuntimeError: .*invalid arg"),
-        ("last stride 1", r"AssertionError: assert strides\[-1\] == 1"),
-        ("powers of two", "ValueError: Shape element 1"),
-        ("a context in the thread", "RuntimeError: .*invalid device context"),
-    ],
+    ("start at 16 bytes", "RuntimeError: .*invalid argument"),
+    ("rows 16 bytes apart", "RuntimeError: .*invalid arg"),
+    ("last stride 1", r"AssertionError: assert strides\[-1\] == 1"),
+    ("powers of two", "ValueError: Shape element 1"),
+    ("a context in the thread", "RuntimeError: .*invalid device context"),
 )
 def test_what_stops_a_bad_host_descriptor(rule, found):
     with pytest.raises((RuntimeError, AssertionError, ValueError)) as caught:

@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+from cases import cases
 from cells import define
 
 from ch14.fp4_decode.lesson import exercises
@@ -21,9 +22,7 @@ def prepare(name, change=("", ""), kernel=None, **options):
     return functools.partial(function, **options) if options else function
 
 
-@pytest.mark.parametrize(
-    "change", [("", ""), ("2.0**126", "2.0**127"), ("value_of(byte >> 4)", "value_of(byte)")]
-)
+@cases("change", ("", ""), ("2.0**126", "2.0**127"), ("value_of(byte >> 4)", "value_of(byte)"))
 def test_decoding_is_exact(change):
     decode = prepare("decode_once", change, kernel="decode_blocks")
     fault = lesson.check_launch(
@@ -35,15 +34,13 @@ def test_decoding_is_exact(change):
     assert bool(fault) == bool(change[0]), fault
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, options",
-    [
-        (("", ""), {}),
-        (("", ""), {"shares": 3}),
-        (("low, even.T", "low, odd.T"), {}),
-        (("inside & (tokens < M)", "inside & (tokens <= M)"), {}),
-        (("(share + 1) // SHARES", "(share + 1) // SHARES - 1"), {"shares": 3}),
-    ],
+    (("", ""), {}),
+    (("", ""), {"shares": 3}),
+    (("low, even.T", "low, odd.T"), {}),
+    (("inside & (tokens < M)", "inside & (tokens <= M)"), {}),
+    (("(share + 1) // SHARES", "(share + 1) // SHARES - 1"), {"shares": 3}),
 )
 def test_few_tokens(change, options):
     fault = lesson.check_launch(
@@ -68,14 +65,12 @@ def test_decoding_in_lanes_moves_no_weight():
     assert not any(word in said for word in ("STS", "LDS"))
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        ("k // 2 % 4 * 32", "k // 2 % 4 * 16"),
-        ("k // 8 % 2 * 2 + k % 2", "k % 2 * 2 + k // 8 % 2"),
-        ("permute([0, 2, 3, 1, 4])", "permute([0, 2, 1, 3, 4])"),
-        ("step * 4 + block", "block"),
-    ],
+    ("k // 2 % 4 * 32", "k // 2 % 4 * 16"),
+    ("k // 8 % 2 * 2 + k % 2", "k % 2 * 2 + k // 8 % 2"),
+    ("permute([0, 2, 3, 1, 4])", "permute([0, 2, 1, 3, 4])"),
+    ("step * 4 + block", "block"),
 )
 def test_wrong_lanes_fail(change):
     gluon_emulator.enable()
@@ -83,22 +78,20 @@ def test_wrong_lanes_fail(change):
         exercises.check_lanes(prepare("decode_in_lanes", change))
 
 
-@pytest.mark.parametrize(
+@cases(
     "check, name, change",
-    [
-        ("column", "my_column", ("k % 2 * 4", "k % 2")),
-        ("column", "my_column", ("k // 16 % 2 * 2 + k // 8 % 2 ", "k // 8 % 2 * 2 + k // 16 % 2 ")),
-        ("column", "my_column", ("k // 32 * 8", "k // 16 * 4")),
-        ("value", "my_value", ("<< 22", "<< 23")),
-        ("value", "my_value", ("(code & 8) != 0", "code > 7")),
-        ("value", "my_value", ("(code & 7)", "code")),
-        ("decode", "my_decode", ("value_of(byte >> 4)", "value_of(byte)")),
-        ("decode", "my_decode", ("K // 128)", "K // 128 - 1)")),
-        ("decode", "my_decode", ("step * 128 + tl.arange", "0 + tl.arange")),
-        ("decode", "my_decode", ("tokens[None, :] * N", "tokens[None, :] * BLOCK_N")),
-        ("decode", "my_decode", ("odd.T, acc))", "odd.T, acc)).to(tl.bfloat16).to(tl.float32)")),
-        ("decode", "my_decode", ("* scale[:, :, None]", "* scale[:, :, None].to(tl.float16)")),
-    ],
+    ("column", "my_column", ("k % 2 * 4", "k % 2")),
+    ("column", "my_column", ("k // 16 % 2 * 2 + k // 8 % 2 ", "k // 8 % 2 * 2 + k // 16 % 2 ")),
+    ("column", "my_column", ("k // 32 * 8", "k // 16 * 4")),
+    ("value", "my_value", ("<< 22", "<< 23")),
+    ("value", "my_value", ("(code & 8) != 0", "code > 7")),
+    ("value", "my_value", ("(code & 7)", "code")),
+    ("decode", "my_decode", ("value_of(byte >> 4)", "value_of(byte)")),
+    ("decode", "my_decode", ("K // 128)", "K // 128 - 1)")),
+    ("decode", "my_decode", ("step * 128 + tl.arange", "0 + tl.arange")),
+    ("decode", "my_decode", ("tokens[None, :] * N", "tokens[None, :] * BLOCK_N")),
+    ("decode", "my_decode", ("odd.T, acc))", "odd.T, acc)).to(tl.bfloat16).to(tl.float32)")),
+    ("decode", "my_decode", ("* scale[:, :, None]", "* scale[:, :, None].to(tl.float16)")),
 )
 def test_a_wrong_answer_fails(check, name, change):
     lanes = define(VERSIONS, "decode_in_lanes") if check == "column" else []

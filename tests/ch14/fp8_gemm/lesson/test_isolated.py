@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from cases import cases
 from planted import rarely
 
 from ch14 import fp8_gemm
@@ -13,15 +14,13 @@ from tilelab.runtime import build
 pytestmark = pytest.mark.compile
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, held, cut",
-    [
-        ("loads alone", ["UTMALDG", "SYNCS.PHASECHK"], ["QGMMA"]),
-        rarely("products alone", ["QGMMA"], ["UTMALDG", "SYNCS.PHASECHK"]),
-        ("products and additions", ["QGMMA", "FFMA"], ["UTMALDG", "SYNCS.PHASECHK"]),
-        rarely("loads and products", ["UTMALDG", "QGMMA", "SYNCS.PHASECHK"], []),
-        ("epilogue alone", ["UTMASTG"], ["UTMALDG", "SYNCS.PHASECHK"]),
-    ],
+    ("loads alone", ["UTMALDG", "SYNCS.PHASECHK"], ["QGMMA"]),
+    rarely("products alone", ["QGMMA"], ["UTMALDG", "SYNCS.PHASECHK"]),
+    ("products and additions", ["QGMMA", "FFMA"], ["UTMALDG", "SYNCS.PHASECHK"]),
+    rarely("loads and products", ["UTMALDG", "QGMMA", "SYNCS.PHASECHK"], []),
+    ("epilogue alone", ["UTMASTG"], ["UTMALDG", "SYNCS.PHASECHK"]),
 )
 def test_a_part_holds_its_instructions(name, held, cut):
     with isolated.cut_to(name):

@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+from cases import cases
 from cells import define
 
 from ch14.gemm.lesson import exercises
@@ -26,17 +27,15 @@ def prepare(name, change=("", ""), **options):
     return functools.partial(function, **options)
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, options",
-    [
-        ("pointers", {}),
-        ("descriptors", {"num_stages": 3}),
-        ("grouped", {"group_m": 2}),
-        ("subtiled", {"epilogue_subtile": 2}),
-        ("persistent", {"num_stages": 3, "epilogue_subtile": 4, "programs_per_sm": 2}),
-        ("early", {}),
-        ("once", {"num_stages": 3, "group_m": 8, "epilogue_subtile": 4, "pdl": True}),
-    ],
+    ("pointers", {}),
+    ("descriptors", {"num_stages": 3}),
+    ("grouped", {"group_m": 2}),
+    ("subtiled", {"epilogue_subtile": 2}),
+    ("persistent", {"num_stages": 3, "epilogue_subtile": 4, "programs_per_sm": 2}),
+    ("early", {}),
+    ("once", {"num_stages": 3, "group_m": 8, "epilogue_subtile": 4, "pdl": True}),
 )
 def test_the_versions_are_right_and_start_on_hopper(name, options):
     assert exercises.check_version(prepare(name, **options)) == ""
@@ -45,26 +44,27 @@ def test_the_versions_are_right_and_start_on_hopper(name, options):
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize(
+@cases(
     "name, change",
-    [
-        ("pointers", ("(rows[:, None] < M) & (at[None, :] < K)", "rows[:, None] < M")),
-        ("descriptors", ("tl.program_id(0) % tiles_n", "tl.program_id(0) // tiles_n")),
-        ("grouped", ("min(tiles_m - first_m, GROUP_M)", "GROUP_M")),
-        ("subtiled", ("n + 3 * width", "n + 2 * width")),
-        ("subtiled", ("(0, 2, 1)", "(0, 1, 2)")),
-        ("persistent", ("tile_id_c = tl.program_id(0) - PROGRAMS", "tile_id_c = tl.program_id(0)")),
-        ("persistent", ("PROGRAMS, flatten=True", "PROGRAMS + 1, flatten=True")),
-    ],
+    ("pointers", ("(rows[:, None] < M) & (at[None, :] < K)", "rows[:, None] < M")),
+    ("descriptors", ("tl.program_id(0) % tiles_n", "tl.program_id(0) // tiles_n")),
+    ("grouped", ("min(tiles_m - first_m, GROUP_M)", "GROUP_M")),
+    ("subtiled", ("n + 3 * width", "n + 2 * width")),
+    ("subtiled", ("(0, 2, 1)", "(0, 1, 2)")),
+    ("persistent", ("tile_id_c = tl.program_id(0) - PROGRAMS", "tile_id_c = tl.program_id(0)")),
+    ("persistent", ("PROGRAMS, flatten=True", "PROGRAMS + 1, flatten=True")),
 )
 def test_a_wrong_version_fails(name, change):
     assert exercises.check_version(prepare(name, change))
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize(
+@cases(
     "num_stages, epilogue_subtile, reason",
-    [(3, 1, "1 program per SM"), (2, 1, "three stages"), (3, 4, "fewer parts"), (9, 2, "shared memory")],
+    (3, 1, "1 program per SM"),
+    (2, 1, "three stages"),
+    (3, 4, "fewer parts"),
+    (9, 2, "shared memory"),
 )
 def test_a_wrong_choice_fails(num_stages, epilogue_subtile, reason):
     options = {"num_stages": num_stages, "epilogue_subtile": epilogue_subtile}
@@ -82,44 +82,35 @@ RASTER = "within // columns, first_n + within % columns"
 
 
 @pytest.mark.planted
-@pytest.mark.parametrize(
+@cases(
     "exercise, change, reason",
-    [
-        ("Exercise 2", ("tl.cdiv(N, BLOCK_N)", "N // BLOCK_N"), ""),
-        (
-            "Exercise 2",
-            ("(rows[:, None] < M) & (at[None, :] < K)", "at[None, :] < K"),
-            "outside of its tensors|",
-        ),
-        ("Exercise 3", ("a_desc.load([k, m]).T", "a_desc.load([m, k]).T"), ""),
-        ("Exercise 3", (", acc)", ")"), ""),
-        ("Exercise 3", ("[m, n], acc", "[n, m], acc"), ""),
-        ("Exercise 4", ("min(tiles_n - first_n, GROUP_N)", "GROUP_N"), "nobody computes"),
-        ("Exercise 4", (RASTER, "tile_id // tiles_n, tile_id % tiles_n"), "first group"),
-        ("Exercise 4", (RASTER, "within % tiles_m, first_n + within // tiles_m"), "share row 0"),
-        ("Exercise 5", ("tiles_m * tiles_n, PROGRAMS", "tiles_m * tiles_n - 1, PROGRAMS"), "not finite"),
-        ("Exercise 5", (TILES, "range(0, tiles_m * tiles_n)"), "several programs compute tile 0"),
-        (
-            "Exercise 5",
-            (
-                TILES,
-                "range(tl.program_id(0) * 4, min(tiles_m * tiles_n, tl.program_id(0) * 4 + 4 * PROGRAMS))",
-            ),
-            "several programs|not finite",
-        ),
-        (
-            "Exercise 5",
-            (TILES, "range(tl.program_id(0) * 4, min(tiles_m * tiles_n, tl.program_id(0) * 4 + 4))"),
-            "3 programs must share 9 tiles evenly, but they have 4, 4, 1",
-        ),
-        ("Exercise 5", ("whole_gemm[(programs,)]", "whole_gemm[(programs + 1,)]"), "several|evenly"),
-        ("Exercise 5", (ACC, ONCE), ""),
-        ("Exercise 5", ("range(tl.cdiv(K, BLOCK_K))", "range(K // BLOCK_K)"), ""),
-        ("Exercise 5", ("range(tl.cdiv(K, BLOCK_K))", "range(3)"), "where large sums cancel"),
-        ("Exercise 5", (".T, acc)", ".T, acc).to(tl.bfloat16).to(tl.float32)"), "where large sums cancel"),
-        ("Exercise 5", ("num_stages=3", "num_stages=1"), "three stages"),
-        ("Exercise 5", ("num_stages=3", "num_stages=8"), "shared memory"),
-    ],
+    ("Exercise 2", ("tl.cdiv(N, BLOCK_N)", "N // BLOCK_N"), ""),
+    ("Exercise 2", ("(rows[:, None] < M) & (at[None, :] < K)", "at[None, :] < K"), "outside of its tensors|"),
+    ("Exercise 3", ("a_desc.load([k, m]).T", "a_desc.load([m, k]).T"), ""),
+    ("Exercise 3", (", acc)", ")"), ""),
+    ("Exercise 3", ("[m, n], acc", "[n, m], acc"), ""),
+    ("Exercise 4", ("min(tiles_n - first_n, GROUP_N)", "GROUP_N"), "nobody computes"),
+    ("Exercise 4", (RASTER, "tile_id // tiles_n, tile_id % tiles_n"), "first group"),
+    ("Exercise 4", (RASTER, "within % tiles_m, first_n + within // tiles_m"), "share row 0"),
+    ("Exercise 5", ("tiles_m * tiles_n, PROGRAMS", "tiles_m * tiles_n - 1, PROGRAMS"), "not finite"),
+    ("Exercise 5", (TILES, "range(0, tiles_m * tiles_n)"), "several programs compute tile 0"),
+    (
+        "Exercise 5",
+        (TILES, "range(tl.program_id(0) * 4, min(tiles_m * tiles_n, tl.program_id(0) * 4 + 4 * PROGRAMS))"),
+        "several programs|not finite",
+    ),
+    (
+        "Exercise 5",
+        (TILES, "range(tl.program_id(0) * 4, min(tiles_m * tiles_n, tl.program_id(0) * 4 + 4))"),
+        "3 programs must share 9 tiles evenly, but they have 4, 4, 1",
+    ),
+    ("Exercise 5", ("whole_gemm[(programs,)]", "whole_gemm[(programs + 1,)]"), "several|evenly"),
+    ("Exercise 5", (ACC, ONCE), ""),
+    ("Exercise 5", ("range(tl.cdiv(K, BLOCK_K))", "range(K // BLOCK_K)"), ""),
+    ("Exercise 5", ("range(tl.cdiv(K, BLOCK_K))", "range(3)"), "where large sums cancel"),
+    ("Exercise 5", (".T, acc)", ".T, acc).to(tl.bfloat16).to(tl.float32)"), "where large sums cancel"),
+    ("Exercise 5", ("num_stages=3", "num_stages=1"), "three stages"),
+    ("Exercise 5", ("num_stages=3", "num_stages=8"), "shared memory"),
 )
 def test_a_wrong_answer_fails(exercise, change, reason):
     with pytest.raises(AssertionError, match=reason):

@@ -3,24 +3,23 @@
 import json
 
 import pytest
+from cases import cases
 from legible import assert_legible, texts
 
 from ch14.mx_formats.lesson import errors, explorer, figures
 from ch14.mx_formats.number_formats import E2M1, E4M3, E5M2
 
 
-@pytest.mark.parametrize(
+@cases(
     "draw",
-    [
-        figures.strip_picture,
-        lambda: figures.code_picture(E4M3, 0x35),
-        lambda: figures.code_picture(E2M1, 0),
-        lambda: figures.code_picture(E5M2, 0xFC),
-        lambda: explorer.block("mxfp4").picture,
-        lambda: explorer.block("fp8_1x128", "outliers").picture,
-        lambda: explorer.number_line("e5m2", -3e9).picture,
-        lambda: explorer.scale_layout().picture,
-    ],
+    figures.strip_picture,
+    lambda: figures.code_picture(E4M3, 0x35),
+    lambda: figures.code_picture(E2M1, 0),
+    lambda: figures.code_picture(E5M2, 0xFC),
+    lambda: explorer.block("mxfp4").picture,
+    lambda: explorer.block("fp8_1x128", "outliers").picture,
+    lambda: explorer.number_line("e5m2", -3e9).picture,
+    lambda: explorer.scale_layout().picture,
 )
 def test_pictures_are_legible(draw):
     assert_legible(draw())
@@ -34,20 +33,18 @@ def test_errors_on_one_scale():
     assert all(label in picture.description for label in names.values())
 
 
-@pytest.mark.parametrize(
+@cases(
     "element, code, words",
-    [
-        (E2M1, 5, "e2m1 5: 0 10 1 is 3 (normal, exponent 1); magnitudes beside it: 2 and 4, step 1"),
-        (E2M1, 9, "e2m1 9: 1 00 1 is -0.5 (subnormal, exponent 0); magnitudes beside it: 0 and 1, step 0.5"),
-        (
-            E4M3,
-            126,
-            "e4m3 126: 0 1111 110 is 448 (normal, exponent 8); magnitudes beside it: 416 and nothing, step 32",
-        ),
-        (E4M3, 127, "e4m3 127: 0 1111 111 is nan"),
-        (E5M2, 0xFC, "e5m2 252: 1 11111 00 is -inf"),
-        (E2M1, 8, "e2m1 8: 1 00 0 is -0 (zero, exponent 0); magnitudes beside it: nothing and 0.5, step 0.5"),
-    ],
+    (E2M1, 5, "e2m1 5: 0 10 1 is 3 (normal, exponent 1); magnitudes beside it: 2 and 4, step 1"),
+    (E2M1, 9, "e2m1 9: 1 00 1 is -0.5 (subnormal, exponent 0); magnitudes beside it: 0 and 1, step 0.5"),
+    (
+        E4M3,
+        126,
+        "e4m3 126: 0 1111 110 is 448 (normal, exponent 8); magnitudes beside it: 416 and nothing, step 32",
+    ),
+    (E4M3, 127, "e4m3 127: 0 1111 111 is nan"),
+    (E5M2, 0xFC, "e5m2 252: 1 11111 00 is -inf"),
+    (E2M1, 8, "e2m1 8: 1 00 0 is -0 (zero, exponent 0); magnitudes beside it: nothing and 0.5, step 0.5"),
 )
 def test_a_code_in_words(element, code, words):
     assert figures.describe(element, code) == words
@@ -78,16 +75,14 @@ def test_a_notebook_keeps_what_the_views_show():
     assert max(len(json.dumps(each.data)) for each in (line, scales, view)) < 20_000
 
 
-@pytest.mark.parametrize(
+@cases(
     "make, says",
-    [
-        (lambda: explorer.number_line("e8m7"), "unknown element 'e8m7'; choose one of e4m3"),
-        (lambda: explorer.number_line("e2m1", float("nan")), "e2m1 has no NaN"),
-        (lambda: explorer.block("fp8_128x128"), "blocks of one row; choose one of mxfp8_e4m3"),
-        (lambda: explorer.block("nvfp4", rule="ceil"), "for E8M0 scales"),
-        (lambda: explorer.scale_layout("mxfp6_e2m3"), "choose one of mxfp8_e4m3, mxfp4, nvfp4"),
-        (lambda: explorer.scale_layout(scale=9), "below 192 and 8; they are 33 and 9"),
-    ],
+    (lambda: explorer.number_line("e8m7"), "unknown element 'e8m7'; choose one of e4m3"),
+    (lambda: explorer.number_line("e2m1", float("nan")), "e2m1 has no NaN"),
+    (lambda: explorer.block("fp8_128x128"), "blocks of one row; choose one of mxfp8_e4m3"),
+    (lambda: explorer.block("nvfp4", rule="ceil"), "for E8M0 scales"),
+    (lambda: explorer.scale_layout("mxfp6_e2m3"), "choose one of mxfp8_e4m3, mxfp4, nvfp4"),
+    (lambda: explorer.scale_layout(scale=9), "below 192 and 8; they are 33 and 9"),
 )
 def test_what_no_view_shows(make, says):
     with pytest.raises(ValueError, match=says):

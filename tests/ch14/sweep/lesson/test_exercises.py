@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 import torch
+from cases import cases
 
 from ch10.wgmma_gemm.choice import predict_us
 from ch14.sweep.lesson import exercises, held_out
@@ -40,18 +41,16 @@ def define(name, *change):
     return names[name]
 
 
-@pytest.mark.parametrize(
+@cases(
     "check, name, change, says",
-    [
-        # a margin in milliseconds, none, one of the slowest; what is not right counts; one name only
-        ("contenders", "contenders", ("fastest * (1 + margin)", "fastest + margin"), "the margin is a share"),
-        ("contenders", "contenders", ("fastest * (1 + margin)", "fastest * 1.01"), "a wider margin"),
-        ("contenders", "contenders", ('row["status"] == "ok"', '"ms" in row'), "one per cent"),
-        # a constant text, another limit, no full stop, every configuration
-        ("reject", "Careful", ("{config.block:,} elements", "2,048 elements"), "for 4,096 elements"),
-        ("reject", "Careful", ("enough.", "enough"), "for 2,048 elements"),
-        ("reject", "Careful", ("config.block:,", "config.block"), "for 2,048 elements"),
-    ],
+    # a margin in milliseconds, none, one of the slowest; what is not right counts; one name only
+    ("contenders", "contenders", ("fastest * (1 + margin)", "fastest + margin"), "the margin is a share"),
+    ("contenders", "contenders", ("fastest * (1 + margin)", "fastest * 1.01"), "a wider margin"),
+    ("contenders", "contenders", ('row["status"] == "ok"', '"ms" in row'), "one per cent"),
+    # a constant text, another limit, no full stop, every configuration
+    ("reject", "Careful", ("{config.block:,} elements", "2,048 elements"), "for 4,096 elements"),
+    ("reject", "Careful", ("enough.", "enough"), "for 2,048 elements"),
+    ("reject", "Careful", ("config.block:,", "config.block"), "for 2,048 elements"),
 )
 def test_a_wrong_answer_fails(check, name, change, says):
     answer = define(name, *change)
@@ -59,15 +58,13 @@ def test_a_wrong_answer_fails(check, name, change, says):
         getattr(exercises, f"check_{check}")(answer(compile_for="sm_90a") if check == "reject" else answer)
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, says",
-    [
-        (('float("nan")', "0.0"), "refuses"),
-        (("torch.randn", "torch.rand"), "takes the sign off"),
-        (("1000", "1024"), "leaves out the rest"),
-        (("area[n:].isnan().all()", "True"), "one element past the end"),
-        (("torch.equal(area[:n], 2 * x)", "torch.allclose(area[:n], 2 * x, rtol=1e-3)"), "a little less"),
-    ],
+    (('float("nan")', "0.0"), "refuses"),
+    (("torch.randn", "torch.rand"), "takes the sign off"),
+    (("1000", "1024"), "leaves out the rest"),
+    (("area[n:].isnan().all()", "True"), "one element past the end"),
+    (("torch.equal(area[:n], 2 * x)", "torch.allclose(area[:n], 2 * x, rtol=1e-3)"), "a little less"),
 )
 def test_a_check_without_one_precaution_fails(change, says):
     with pytest.raises(AssertionError, match=says):
@@ -139,19 +136,17 @@ def test_a_choice_may_change_its_rows():
     assert not any("none" in times for times in held_out.read_times()[0].values())
 
 
-@pytest.mark.parametrize(
+@cases(
     "choose, where",
-    [
-        (lambda shape, candidates, rows: next(iter(candidates)), "here"),
-        (lambda shape, candidates, rows: "128×128", "none of the candidates"),
-        (look_up, "here"),
-        (define_choice(("+ statistics.mean(errors) ", "")), "here"),
-        (define_choice(("waves * ", "")), "here"),
-        (model_alone, "where clusters take"),
-        (read_the_answers, "where clusters take"),
-        (hedge, "where all but clusters takes"),
-        (ask_the_product, "where clusters take"),
-    ],
+    (lambda shape, candidates, rows: next(iter(candidates)), "here"),
+    (lambda shape, candidates, rows: "128×128", "none of the candidates"),
+    (look_up, "here"),
+    (define_choice(("+ statistics.mean(errors) ", "")), "here"),
+    (define_choice(("waves * ", "")), "here"),
+    (model_alone, "where clusters take"),
+    (read_the_answers, "where clusters take"),
+    (hedge, "where all but clusters takes"),
+    (ask_the_product, "where clusters take"),
 )
 def test_a_choice_that_does_not_learn_fails(choose, where):
     with pytest.raises(AssertionError, match=where):

@@ -1,0 +1,11 @@
+"""Run a test once for each of some values."""
+
+import pytest
+
+
+def cases(names, *values, **how):
+    """Return a decorator that runs a test with each of the values as its argument, or arguments, of these names.
+
+    `how` are further arguments of pytest.mark.parametrize.
+    """
+    return pytest.mark.parametrize(names, values, **how)
