@@ -406,9 +406,8 @@ def test_autotune_asks_the_performance_model():
 def test_a_launch_that_no_gpu_takes_is_refused():
     with pytest.raises(KeyError, match="double_twice_kernel has no parameter BLOCKS"):
         double_twice_kernel[(1,)](torch.zeros(8), torch.zeros(8), 8, BLOCKS=8)
-    with pytest.raises(
-        triton.runtime.errors.InterpreterError, match="takes no int64 of numpy: pass value.item()"
-    ):
+    says = "takes no int64 of numpy: pass value.item()"
+    with pytest.raises(triton.runtime.errors.InterpreterError, match=says):
         integers_kernel[(1,)](torch.zeros(1), torch.zeros(2), 1, np.int64(1), 0.5)
     with pytest.raises(TypeError, match=r"a grid is a tuple, such as \(4,\), not 2"):
         double_twice_kernel[2](torch.zeros(8), torch.zeros(8), 8)

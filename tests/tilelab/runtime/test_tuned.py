@@ -125,9 +125,8 @@ def test_a_damaged_table_is_left_as_it_is_and_serves_nobody(damage):
     path.parent.mkdir(parents=True)
     path.write_text(damage)
     assert find(64, 4096, 8192) is None
-    with pytest.raises(
-        ValueError, match="is no table of tuned configurations for NVIDIA H200 .*: mend it or delete"
-    ):
+    says = "is no table of tuned configurations for NVIDIA H200 .*: mend it or delete"
+    with pytest.raises(ValueError, match=says):
         tuned.keep("gemm", [ROW], GPU)
     assert path.read_text() == damage
 
