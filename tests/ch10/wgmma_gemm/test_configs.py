@@ -8,14 +8,8 @@ from sentences import refused
 
 from ch10.wgmma_gemm.configs import STEPS, WgmmaConfig, parse, rejection
 
-GOOD = {
-    "kernel": "specialised",
-    "block_m": 128,
-    "block_n": 256,
-    "num_stages": 4,
-    "consumers": 2,
-    "epilogue_subtile": 4,
-}
+GOOD = {"kernel": "specialised", "block_m": 128, "block_n": 256, "num_stages": 4, "consumers": 2}
+GOOD |= {"epilogue_subtile": 4}
 
 
 @cases(

@@ -278,14 +278,8 @@ def test_no_kernel_claims_tma_without_a_count():
         "proof": "none",
     }
     assert (pointwise["kernel"], pointwise["UTMALDG"], pointwise["proof"]) == ("triton_poi_0", 0, "SASS")
-    counted = {
-        "workload": "matmul",
-        "shape": [1, 1, 1],
-        "kernel": "nvjet",
-        "UTMALDG": 8,
-        "UTMASTG": 2,
-        "LDGSTS": 0,
-    }
+    counted = {"workload": "matmul", "shape": [1, 1, 1], "kernel": "nvjet", "UTMALDG": 8, "UTMASTG": 2}
+    counted |= {"LDGSTS": 0}
     assert experiments.list_kernels(ROW, [counted])[0]["proof"] == "ncu"
     assert experiments.list_kernels(ROW, [counted | {"shape": [2, 2, 2]}])[0]["proof"] == "none"
     own = ROW | {"triton": {"nvjet": {"UTMALDG": 2, "UTMASTG": 0, "LDGSTS": 0}}}

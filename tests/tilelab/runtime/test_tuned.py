@@ -21,20 +21,8 @@ from tilelab.sweeps import quick, sweep, tune
 
 GPU = "NVIDIA H200"
 WHOLE, SPLIT = GemmConfig(128, 128, 64, 4, 3, "persistent"), GemmConfig(64, 64, 128, 4, 4, "split", splits=2)
-ROW = {
-    "m": 64,
-    "n": 4096,
-    "k": 8192,
-    "dtype": "bf16",
-    "config": WHOLE,
-    "us": 20.0,
-    "peer": "cuBLAS",
-    "peer_us": 20.0,
-    "ratio": 1.0,
-    "spread": 0.02,
-    "tried": 9,
-    "source": "1",
-}
+ROW = {"m": 64, "n": 4096, "k": 8192, "dtype": "bf16", "config": WHOLE, "us": 20.0, "peer": "cuBLAS"}
+ROW |= {"peer_us": 20.0, "ratio": 1.0, "spread": 0.02, "tried": 9, "source": "1"}
 
 WRITTEN = ROW | {"name": "whole", "config": {}}  # as a file holds it
 

@@ -13,25 +13,10 @@ pytestmark = pytest.mark.browser
 LINES, LIMIT_MS = 5000, 200
 
 # A diff that is known: the right listing leaves one line out, changes one and adds two.
-LEFT = [
-    ["", "a"],
-    ["tma", "UTMALDG.2D [UR8], [UR4]"],
-    ["", "b R1"],
-    ["barrier", "SYNCS R2"],
-    ["", "gone"],
-    ["", "c"],
-    ["mma", "HGMMA R8"],
-]
-RIGHT = [
-    ["", "a"],
-    ["tma", "UTMALDG.2D [UR10], [UR6]"],
-    ["", "b R7"],
-    ["barrier", "SYNCS R2"],
-    ["", "c"],
-    ["store", "STS R1"],
-    ["", "new"],
-    ["mma", "HGMMA R8"],
-]
+LEFT = [["", "a"], ["tma", "UTMALDG.2D [UR8], [UR4]"], ["", "b R1"], ["barrier", "SYNCS R2"], ["", "gone"]]
+LEFT += [["", "c"], ["mma", "HGMMA R8"]]
+RIGHT = [["", "a"], ["tma", "UTMALDG.2D [UR10], [UR6]"], ["", "b R7"], ["barrier", "SYNCS R2"], ["", "c"]]
+RIGHT += [["store", "STS R1"], ["", "new"], ["mma", "HGMMA R8"]]
 TEXTS = """side => {
     const rows = document.querySelectorAll('.tiles-code-lines')[side].querySelectorAll('.tiles-code-row');
     return [...rows].map(row => [...row.children].map(part => part.textContent.trim()).join('|'));

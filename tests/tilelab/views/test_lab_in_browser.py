@@ -95,15 +95,8 @@ PALE = (
 )
 
 
-LAB = (
-    "jupyterlab",
-    "--ip=127.0.0.1",
-    "--port={port}",
-    "--ServerApp.port_retries=0",
-    "--no-browser",
-    "--allow-root",
-    "--IdentityProvider.token={token}",
-)
+LAB = ("jupyterlab", "--ip=127.0.0.1", "--port={port}", "--ServerApp.port_retries=0", "--no-browser")
+LAB += ("--allow-root", "--IdentityProvider.token={token}")
 
 
 def test_in_jupyterlab(browser, tmp_path):

@@ -86,15 +86,9 @@ def test_the_clock_rate_counts_from_the_first_stamp_and_not_from_when_the_barrie
 
 def test_one_warp_group_loads_and_multiplies_in_one_lane():
     r = recorder
-    events = [
-        stamp(100, r.LOADED, 0, 0),
-        stamp(900, r.ARRIVED, 0, 0),
-        stamp(1500, r.MULTIPLIED, 0),
-        stamp(1600, r.LOADED, 1, 0),
-        stamp(2400, r.ARRIVED, 1, 0, 1),
-        stamp(3000, r.MULTIPLIED, 1),
-        stamp(3500, r.STORED),
-    ]
+    events = [stamp(100, r.LOADED, 0, 0), stamp(900, r.ARRIVED, 0, 0), stamp(1500, r.MULTIPLIED, 0)]
+    events += [stamp(1600, r.LOADED, 1, 0), stamp(2400, r.ARRIVED, 1, 0, 1), stamp(3000, r.MULTIPLIED, 1)]
+    events += [stamp(3500, r.STORED)]
     rows, length, ghz = recorder.read_stamps([make_group(0, events, 3600)], one_group=True)
     assert ghz is None  # 3,600 cycles are too short for the GPU's timer
     recording = timeline.make_recording("1 stage", rows, stages=1, gpu="", date="", length=length)

@@ -318,16 +318,8 @@ def describe(shown):
 
 
 def test_every_menu_changes_what_is_shown():
-    changes = {
-        "mma_tiler_mn": (256, 192),
-        "cluster_shape_mn": (4, 1),
-        "scale": (E4M3, 16),
-        "c_dtype": "Float32",
-        "tile_k": 128,
-        "ab_stages": 4,
-        "c_stages": 3,
-        "accumulators": "one",
-    }
+    changes = {"mma_tiler_mn": (256, 192), "cluster_shape_mn": (4, 1), "scale": (E4M3, 16)}
+    changes |= {"c_dtype": "Float32", "tile_k": 128, "ab_stages": 4, "c_stages": 3, "accumulators": "one"}
     shown = planner_widget.Planner()
     assert all(menu.index is not None for menu in shown.menus.values()), "a menu that shows nothing"
     text = describe(shown)
