@@ -99,13 +99,6 @@ def test_each_step_changes_one_thing():
         [name for name in names if getattr(a, name) != getattr(b, name)]
         for a, b in itertools.pairwise(STEPS.values())
     ]
-    assert changed == [
-        ["num_stages"],
-        ["kernel"],
-        ["consumers"],
-        ["block_n", "epilogue_subtile"],
-        ["cluster"],
-        ["persistent"],
-        ["pdl"],
-        ["group_m"],
-    ]
+    expected = [["num_stages"], ["kernel"], ["consumers"], ["block_n", "epilogue_subtile"], ["cluster"]]
+    expected += [["persistent"], ["pdl"], ["group_m"]]
+    assert changed == expected

@@ -23,14 +23,9 @@ def stamp(clock, kind, step=0, stage=0, phase=0):
 
 def make_group(begin, events, end):
     """Stamps of a warp group: the timer, the clock twice, `events`, the clock, the timer. The clock runs at 2 GHz."""
-    return [
-        (1000 + begin // 2, recorder.TIMED),
-        stamp(begin, recorder.STARTED),
-        stamp(begin + 40, recorder.STARTED),
-        *events,
-        stamp(end, recorder.ENDED),
-        (1000 + end // 2, recorder.TIMED),
-    ]
+    made = [(1000 + begin // 2, recorder.TIMED), stamp(begin, recorder.STARTED)]
+    made += [stamp(begin + 40, recorder.STARTED), *events, stamp(end, recorder.ENDED)]
+    return made + [(1000 + end // 2, recorder.TIMED)]
 
 
 def make_cta(zero=0):
