@@ -23,7 +23,8 @@ LAB_DEFAULTS := {"@jupyterlab/apputils-extension:notification": {"fetchNews": "f
 lab: $(READY)
 	@mkdir -p .venv/share/jupyter/lab/settings
 	@echo '$(LAB_DEFAULTS)' > .venv/share/jupyter/lab/settings/overrides.json
-	.venv/bin/jupyter lab --ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb $(NO_BROWSER) \
+	.venv/bin/jupyter lab --ip=127.0.0.1 --ServerApp.contents_manager_class=tilelab.course.lab.NotebookContents \
+		--LabApp.default_url=/lab/tree/notebooks/00_start.ipynb $(NO_BROWSER) \
 		$(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_ARGS)
 
 # A kernel called python3 that was installed for this user may belong to another interpreter: ours comes first.

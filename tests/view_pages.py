@@ -95,3 +95,62 @@ COLOURS = """
         return [255, 255, 255];
     };
 """
+
+# Texts that are cut off or that lie on one another, and, on a dark page, blocks that stay white: one line for each.
+# What a box that scrolls does not show is not cut. Pictures are left out: their files hold their texts.
+CROWDED = (
+    "() => {"
+    + COLOURS
+    + """
+    const found = [], boxes = [], range = document.createRange(), everywhere = { left: -1e9, right: 1e9 };
+    const name = (what, element, text) => found.push(`${what}: ${element.outerHTML.slice(0, 60)}: ${text.trim()}`);
+    const areas = new Map([[document.documentElement, { shown: everywhere, kept: everywhere }]]);
+    const both = (a, b) => ({ left: Math.max(a.left, b.left), right: Math.min(a.right, b.right) });
+    const areaOf = element => {  // where a part of an element is `shown`, and where it is `kept` for the reader
+        if (areas.has(element)) return areas.get(element);
+        let area = areaOf(element.parentElement);
+        const flow = getComputedStyle(element).overflowX, own = element.getBoundingClientRect();
+        if (flow === "hidden" || flow === "clip") area = { shown: both(area.shown, own), kept: both(area.kept, own) };
+        else if (flow !== "visible") area = { shown: both(area.shown, own), kept: everywhere };
+        areas.set(element, area);
+        return area;
+    };
+    const leftOut = "script, style, option, title, pre, .skip, .heads-box, details:not([open]) > :not(summary)";
+    const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT,
+        node => node.matches?.(leftOut) ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
+    for (let node; node = walk.nextNode();) {
+        const element = node.parentElement;
+        if (node.nodeType !== 3 || !node.data.trim() || element.matches("details:not([open])")) continue;
+        if (!element.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
+        const { shown, kept } = areaOf(element), aside = element.closest(".toc, [popover], dialog");
+        range.selectNodeContents(node);
+        for (const box of range.getClientRects()) {
+            const part = { ...both(box, shown), top: box.top, bottom: box.bottom };
+            if (part.right - part.left > 1 && box.height > 1) boxes.push({ ...part, node, element, aside });
+            if (box.right > kept.right + 1.5 || box.left < kept.left - 1.5) name("cut", element, node.data);
+        }
+    }
+    boxes.sort((a, b) => a.top - b.top);
+    boxes.forEach((a, i) => {
+        for (const b of boxes.slice(i + 1, i + 400)) {
+            if (b.top > a.bottom - 2) break;
+            const { left, right } = both(a, b), high = Math.min(a.bottom, b.bottom) - b.top;
+            const least = Math.min(a.bottom - a.top, b.bottom - b.top);
+            if (a.node !== b.node && a.aside === b.aside && right - left > 2 && high > 0.3 * least)
+                name("over another", a.element, `${a.node.data.trim().slice(0, 30)} | ${b.node.data}`);
+        }
+    });
+    const dark = luminance(behind(document.body)) < 0.2;
+    for (const element of dark ? document.querySelectorAll("body :not(pre *, span)") : []) {
+        const { width, height } = element.getBoundingClientRect(), style = getComputedStyle(element);
+        const paint = element.localName === "rect" ? style.fill : style.backgroundColor;
+        if (width * height > 4000 && /^rgb/.test(paint) && !element.closest(".picture")) {
+            const colour = rgba(paint);
+            if (colour[3] > 0.5 && luminance(colour) > 0.7) name("white", element, "");
+        }
+    }
+    for (const cell of document.querySelectorAll(".tiles-cell"))
+        if (cell.scrollWidth > cell.clientWidth) name("cut", cell, cell.textContent);
+    return [...new Set(found)];
+}"""
+)

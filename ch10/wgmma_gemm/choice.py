@@ -95,14 +95,20 @@ def _fill(family: Family) -> WgmmaConfig | None:
 
 
 def _families() -> tuple[Family, ...]:
-    """Return the families: those that were best or nearly so at one of 305 measured shapes, and their neighbours."""
+    """Return the families: those that were best or nearly so at one of 2,500 measured shapes, and their neighbours."""
     either = (1, 1), (2, 1), (1, 2)
     found = []
     for rows, more, (cluster, cluster_n) in itertools.product((64, 128, 192), (0, 1, 2), either):
         found.append(Family("specialised", rows, 0, more, cluster, cluster_n))
-    found += [Family("specialised", rows, 0, 0, 4) for rows in (64, 128)]
+    found += [
+        Family("specialised", *each) for each in ((64, 0, 0, 4), (64, 0, 1, 4), (64, 0, 2, 4), (128, 0, 0, 4))
+    ]
+    found += [Family("specialised", rows, 0, 3) for rows in (64, 128)] + [
+        Family("specialised", 128, 0, 1, 2, 2)
+    ]
     found += [Family("specialised", rows, 0, 0, cluster, boxes=2) for rows in (64, 128) for cluster in (1, 4)]
     found += [Family("specialised", 64, 0, 1, 1, 2, boxes=2), Family("specialised", 192, 0, 1, 2, 2)]
+    found += [Family("specialised", 64, 0, more, boxes=2) for more in (1, 2)]
     # Many tokens: tiles of a fixed width.
     found += [
         Family("specialised", rows, columns, cluster_n=beside)
@@ -110,13 +116,17 @@ def _families() -> tuple[Family, ...]:
         for columns in widths
         for beside in (1, 2)
     ]
+    found.append(Family("specialised", 192, 192))
     plain = functools.partial(Family, "specialised", swap=False)
-    found += [plain(64, columns) for columns in (64, 96, 192)] + [plain(64, 96, cluster_n=2)]
-    found += [plain(128, columns) for columns in (96, 128, 144, 160, 192, 208, 224, 256)]
-    found += [plain(128, columns, cluster=2) for columns in (160, 256)] + [plain(256, 192)]
-    found += [plain(128, columns, group_m=16) for columns in (224, 256)]
+    found += [plain(64, columns) for columns in (64, 96, 128, 192)] + [plain(64, 96, cluster_n=2)]
+    found += [plain(128, columns) for columns in (80, 96, 128, 144, 160, 192, 208, 224, 256)]
+    found += [plain(128, columns, cluster=2) for columns in (160, 192, 256)] + [
+        plain(192, 160),
+        plain(256, 192),
+    ]
+    found += [plain(128, columns, group_m=16) for columns in (128, 224, 256)]
     found += [Family("split", 64, 0, 0, parts, boxes=boxes) for parts in (2, 3, 4, 6) for boxes in (1, 2)]
-    found += [Family("split", 64, 0, more, 2, boxes=2) for more in (1, 2)]
+    found += [Family("split", 64, 0, more, 2, boxes=2) for more in (1, 2)] + [Family("split", 64, 0, 1, 3)]
     found += [Family("split", 128, 0, 0, parts) for parts in (2, 3, 4, 5)]
     found += [Family("split", 192, 0, 0, parts) for parts in (2, 3, 4, 5, 8)]
     found += [Family("split", 128, 0, 1, parts) for parts in (2, 3)]
@@ -240,7 +250,7 @@ def predict_us(config: WgmmaConfig, m: int, n: int, k: int, sms: int, rates: Rat
 
 # Families of one group have tiles of the same width: fixed ones, and the tokens' by `more`.
 GROUPS = {
-    more: [f for f in FAMILIES.values() if (f.block_n == 0) * (f.more + 1) == more] for more in range(4)
+    more: [f for f in FAMILIES.values() if (f.block_n == 0) * (f.more + 1) == more] for more in range(5)
 }
 NAMES = tuple(family.name for group in GROUPS.values() for family in group)
 
@@ -267,7 +277,7 @@ def _describe_group(more: int, width: int, sms: int, gpu: str) -> np.ndarray:
 def predict(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[np.ndarray, np.ndarray]:
     """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the waves."""
     parts = [_describe_group(0, 0, sms, gpu)]
-    for more in range(3):
+    for more in range(4):
         tiles = math.ceil(m / 256) + more
         parts.append(_describe_group(more + 1, math.ceil(m / tiles / 8) * 8 if tiles <= 11 else 0, sms, gpu))
     least_m, least_n, least_k, *numbers = np.concatenate(parts, 1)

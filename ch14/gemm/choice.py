@@ -119,7 +119,7 @@ def _fill(family: Family, splits: int) -> GemmConfig | None:
 
 
 def _families() -> tuple[Family, ...]:
-    """Return the families that were best or nearly so at one of 500 measured shapes."""
+    """Return the families that were best or nearly so at one of 2,500 measured shapes."""
     # Few tokens: (rows of the tile, step of K, programs per SM), and (more, is_split) of each.
     thin = {
         (64, 64, 1): ((0, False), (0, True), (1, False)),
@@ -134,14 +134,24 @@ def _families() -> tuple[Family, ...]:
         for (rows, k, programs), ways in thin.items()
         for more, is_split in ways
     ]
+    found += [
+        Family(64, 0, 128, 4, 1, True, 2),
+        Family(128, 0, 64, 4, 1, True, 2),
+        Family(64, 0, 64, 4, 3, True),
+    ]
     rounded = functools.partial(Family, block_n=0, block_k=64, num_warps=8, swap=True, is_round=True)
     found += [Family(128, 0, 64, 8, swap=True), rounded(128), rounded(128, is_split=True), rounded(256)]
+    found += [rounded(64, num_warps=4), rounded(128, num_warps=4, is_split=True)]
     found += [Family(64, columns, 128, 4) for columns in (64, 80, 96, 128)]
     found += [Family(64, 64, 128, 4, is_split=True), Family(128, 256, 64, 8, is_split=True)]
     # Many tokens: tiles of a fixed width.
-    found += [Family(64, columns, 64, 4) for columns in (160, 256, 320)] + [Family(64, 128, 64, 4, 2)]
+    found += [Family(64, columns, 64, 4) for columns in (160, 192, 256, 320)] + [Family(64, 128, 64, 4, 2)]
     found += [Family(128, 128, 64, 4, swap=True, group_m=group_m) for group_m in (4, 16)]
-    found += [Family(128, columns, 64, 4) for columns in (160, 192)] + [Family(128, 256, 64, 8)]
+    found += [Family(128, columns, 64, 4) for columns in (128, 160, 192)] + [
+        Family(128, 160, 64, 4, is_split=True)
+    ]
+    found += [Family(128, 256, 64, 8), Family(256, 192, 64, 8)]
+    found += [Family(256, 128, 64, 8, swap=True), Family(128, 192, 64, 4, swap=True)]
     found += [Family(128, columns, 64, 4, group_m=16) for columns in (128, 192)]
     found += [Family(128, 256, 64, 8, group_m=group_m, early=False) for group_m in (8, 16)]
     found.append(Family(128, 256, 64, 8, swap=True, group_m=16))

@@ -72,11 +72,15 @@
   addEventListener("scroll", mark, { passive: true });
   fold();
   centre(contents.querySelector('[aria-current="page"]'));
-  const reach = () => {  // a box that scrolls is a stop of the Tab key
+  const fade = box => box.toggleAttribute("data-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 2);
+  const reach = () => {  // a box that scrolls is a stop of the Tab key, and fades out where it goes on
     for (const each of document.querySelectorAll(":is(main pre, .wide, .picture):not(.tiles-view *)")) {
       if (each.scrollWidth > each.clientWidth) each.tabIndex = 0; else each.removeAttribute("tabindex");
+      fade(each);
     }
   };
+  document.addEventListener("scroll", ({ target }) => target.matches?.(".wide, .picture") && fade(target),
+    { capture: true, passive: true });
   addEventListener("resize", reach);
   addEventListener("load", reach);
   addEventListener("DOMContentLoaded", () => {  // this script stands before the headings

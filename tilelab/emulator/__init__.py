@@ -62,6 +62,7 @@ CELL_FLAGS = (
     *CHECKS,
     "-fdata-sections",
     "-fno-gnu-unique",
+    "-fstack-reuse=none",  # a variable that has ended keeps its value, see `is_alive` in engine.cpp
     "-fno-threadsafe-statics",
 )
 ARRAY = re.compile(r"(?:\[[^][]*\]\s*)+")  # the extents of an array, or indices
@@ -489,12 +490,14 @@ def prepare(
     per_sm = min(32, 2048 // threads, MOST_SHARED // (needed + 1024) or 1)
     resident = min(blocks, 132 * per_sm, MOST_THREADS // threads) // cluster or 1
     shape = [(ctypes.c_uint32 * 3)(*extents) for extents in (grid, block)]
+    entry = ctypes.cast(library.emulated_kernel, ctypes.c_void_p)
+    most_dimensions = ctypes.c_uint32.in_dll(engine, "most_dimensions")
 
     def run(seed: int | None = None, keep_alive=(args, values)) -> None:
         with _lock:  # the engine runs one kernel at a time
-            ctypes.c_uint32.in_dll(engine, "most_dimensions").value = dimensions
+            most_dimensions.value = dimensions
             failure = engine.run_emulated(
-                ctypes.cast(library.emulated_kernel, ctypes.c_void_p),
+                entry,
                 *code,
                 pointers,
                 *shape,

@@ -12,6 +12,9 @@
 
 struct Slot {  // who has touched some bytes last: a writer, and the first and the last reader since then
     u64 write, read[2];
+    bool operator==(const Slot& other) const {
+        return write == other.write && read[0] == other.read[0] && read[1] == other.read[1];
+    }
 };
 struct Cell : Slot {  // of 4 bytes of memory, or, in `split`, of each one
     u32 split, launch;
@@ -233,6 +236,11 @@ static const Region* find_region(u64 address, u64 bytes) {
         verb, address);
 }
 
+// Whether it is a variable of the engine itself, such as threadIdx.
+static bool is_of_engine(u64 address) {
+    return is_in_engine(address) && address - reinterpret_cast<u64>(dynamic_shared) >= MOST_SHARED;
+}
+
 static void forget_recent() { std::fill(std::begin(recent), std::end(recent), Region()); }
 
 // Return the region that holds these bytes, or null for the thread's own variables and the program's constants.
@@ -246,7 +254,7 @@ static const Region* locate(u64 address, u64 bytes, const char* verb) {
             address >= reinterpret_cast<u64>(static_begin) + static_bytes)
             return nullptr;
     }
-    if (is_in_engine(address) && address - reinterpret_cast<u64>(dynamic_shared) >= MOST_SHARED) return nullptr;
+    if (is_of_engine(address)) return nullptr;
     refuse_address(address, bytes, verb);
 }
 
@@ -322,20 +330,20 @@ static inline u64 touch(Slot& slot, u64 mine, bool writes, const Thread& thread,
 template <typename Use>
 static void for_each_slot(const Region& region, u64 address, u64 bytes, Use use) {
     Cell* cell = cells_at(region, address);
-    for (const u64 end = address + bytes; address < end; ++cell) {
-        const u32 first = address % 4, count = u32(std::min<u64>(4 - first, end - address));
-        const bool is_split = cell->launch == launch_number;
-        if (count == 4 && !is_split) {
+    const u64 end = address + bytes;
+    for (; address < end; ++cell) {
+        if (address % 4 == 0 && address + 4 <= end && cell->launch != launch_number) {
             if (use(static_cast<Slot&>(*cell), address, 4u)) return;
-        } else {
-            if (!is_split) {
-                cell->launch = launch_number, cell->split = u32(split_slots.size());
-                split_slots.insert(split_slots.end(), 4, *cell);
-            }
-            for (u32 i = first; i < first + count; ++i)
-                if (use(split_slots[cell->split + i], address + i - first, 1u)) return;
+            address += 4;
+            continue;
         }
-        address += count;
+        if (cell->launch != launch_number) {
+            cell->launch = launch_number, cell->split = u32(split_slots.size());
+            split_slots.insert(split_slots.end(), 4, *cell);
+        }
+        do
+            if (use(split_slots[cell->split + address % 4], address, 1u)) return;
+        while (++address < end && address % 4);
     }
 }
 
@@ -478,7 +486,8 @@ template <u32 BYTES, bool WRITES>
 static inline bool access_in_order(u64 address, const void* frame) {
     if (address - running.stack < STACK_BYTES) return true;
     const Region& region = recent_at(address);
-    if (address < region.begin || address + BYTES > region.end || !region.cells || unsettled.bytes) return false;
+    if (address < region.begin || address + BYTES > region.end) return !WRITES && is_of_engine(address);
+    if (!region.cells || unsettled.bytes) return false;
     const Thread& thread = me();
     if (region.tensor < 0 && (!thread.copies.empty() || (WRITES && my_block().open_reads))) return false;
     const u64 noted = !WRITES && region.tensor < 0 && hint.empty() ? region.since : 0;  // a read of what nobody wrote
@@ -546,9 +555,12 @@ static void begin_load(const Operation& operation, u64 at) {
                 operation.what, std::max<u64>(operation.tile, read.begin), read.what);
     if (!block.cells) return;
     const u64 mine = moment(me()), since = cluster_moment(operation.block);
-    for_each_tile_unit(operation, [&](u32 unit) {
-        const u32 bytes = std::min(16u, operation.bytes);  // st.async has fewer
-        for_each_slot(shared_region(operation.block), unit, bytes, [&](Slot& slot, u64 where, u32) {
+    const Region region = shared_region(operation.block);
+    Slot accepted = {};  // may be overwritten, as may others with the same accesses
+    for_each_tile_unit(operation, [&](u32 unit, u32 bytes) {
+        for_each_slot(region, unit, bytes, [&](Slot& slot, u64 where, u32) {
+            const Slot before = slot;
+            if (slot == accepted) return slot = {at, {0, 0}}, false;
             if (const u64 other = touch(slot, mine, true, me(), since)) {
                 if (u32(other >> 30 & 4095) == MBARRIER)
                     fail("%s overwrites the mbarrier at shared address %llu", operation.what, where);
@@ -560,7 +572,7 @@ static void begin_load(const Operation& operation, u64 at) {
                 fail("%s overwrites shared address %llu, which %s %s, and %s", operation.what, where,
                      describe_thread(other).c_str(), other == slot.write ? "has written" : "has read", UNORDERED);
             }
-            slot = {at, {0, 0}};
+            accepted = before, slot = {at, {0, 0}};
             return false;
         });
     });
@@ -725,7 +737,7 @@ static void require_unread(u64 address, u64 bytes, const char* what) {
 }
 
 static void begin_store(const Operation& operation, u64 at) {
-    for_each_tile_unit(operation, [&](u32 unit) { begin_read(unit, 16, operation.what); });
+    for_each_tile_unit(operation, [&](u32 unit, u32 bytes) { begin_read(unit, bytes, operation.what); });
     add_read({operation.tile, operation.tile + u64(operation.span), at, true, operation.what});
 }
 

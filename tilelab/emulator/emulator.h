@@ -86,13 +86,14 @@ void expect_bytes(u32 barrier, long bytes);
 void wait_for_phase(u32 barrier, u32 parity);
 bool try_phase(u32 barrier, u32 parity, bool acquires = true);  // waits too, or returns false
 
-enum Kind { LOAD, STORE, ADD };
-void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what, const char* added = "",
-                int ctas = -1);
+enum Kind { LOAD, STORE, ADD };  // ADD: or another reduction, the `change`
+void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what, const char* type = "",
+                int ctas = -1, const char* change = "add");
+void prefetch_bytes(const void* global, u32 bytes, const char* what);  // into the L2 cache
 void send_bytes(u32 destination, u32 tile, u32 bytes, u32 barrier, const char* what);  // between blocks of the cluster
 void send_value(u32 destination, const void* value, u32 bytes, u32 barrier, const char* what);
 void move_box(Kind kind, const void* map, u32 dimensions, const int* corner, u32 tile, u32 barrier, int ctas,
-              const char* what);
+              const char* what, const char* change = "add");
 void commit_stores();
 void wait_for_reads(u32 pending);
 void wait_for_stores(u32 pending);
@@ -111,7 +112,8 @@ struct ProductKind {
     bool a_transposed = false, b_transposed = false;
 };
 void fence_products();
-void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate);
+void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate,
+              const u32* const* a_places = nullptr);
 UNCHECKED inline void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate) {
     u32* registers[128];
     for (u32 i = 0; i < width / 2; ++i) registers[i] = reinterpret_cast<u32*>(d + i);

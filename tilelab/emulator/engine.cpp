@@ -79,10 +79,12 @@ struct Barrier {
 struct Meeting {
     u32 arrived = 0, generation = 0, threads = 0;
     const char* what = "";  // the call that the first of them has made
-    u64 slots[2][32] = {};  // the lanes' values, for even and odd generations
-    u32 filled[2] = {0, 0};  // the lanes that have given one
+    u32 filled[2] = {0, 0};  // the lanes that have given a value, for even and odd generations
+    u64 slots[2][32];  // their values
     Clock gathered;
-    bool some_left = false;  // have arrived without waiting
+    bool is_of_block = false, some_left = false;  // a named barrier; have arrived without waiting
+    std::vector<u64> arrivals, last_arrivals;  // moments, at a barrier for a part of the block
+    u32 last_threads = 0;
     Knowledge known[2];
     std::vector<u8> exchanged[2];  // of `exchange`
 };
@@ -94,7 +96,7 @@ struct Map {
     u32 shape[5];  // elements
     unsigned short box[5];
     u8 dimensions, itemsize, swizzle, fill_is_nan;
-    char type[2];  // 'f' float, 'b' bfloat16 or 'i' integer
+    char type[2];  // 'f' float, 'b' bfloat16 or 'i' integer, and of an integer 's' signed or 'u' unsigned
     u32 mark;
 };
 static_assert(sizeof(Map) <= 128, "");
@@ -115,6 +117,7 @@ struct Operation {
     Where where;
     u32 span;  // bytes of shared memory from the first to the last one
     const char* what;
+    const char* change = "add";  // of a reduction, as PTX calls it
 };
 
 // One wgmma, which the 128 threads of a warp group issue. Each warp computes 16 of the 64 rows.
@@ -143,10 +146,17 @@ struct Accumulators {
     u32 uses = 0;
 };
 
+struct Place {  // of a variable of the cell: its address, and the stack frame and the call that it belongs to
+    const u32* at;
+    const u64* frame;
+    u64 caller;
+};
+
 struct Issued {
     std::shared_ptr<Product> product;
     u32 group;
     u32* d;
+    Place a[4];  // the registers of A, null if they are not known
 };
 
 struct CpAsync {  // a copy of cp.async, which lands when the thread waits for its group
@@ -223,7 +233,7 @@ struct Block {
     std::vector<u8> memory;  // used while another block of the cluster runs
     std::map<u32, Barrier> barriers;
     std::map<std::pair<u32, u32>, Meeting> meetings;  // by warp and mask
-    Meeting named[16];
+    std::map<u32, Meeting> named;  // barriers of the block
     u32 counted[2] = {};  // threads that gave true to __syncthreads_count, for even and odd generations of barrier 0
     std::vector<WarpGroup> warp_groups;
 };
@@ -312,6 +322,28 @@ static Where find_caller(const void* frame, u32 thread = current) {
         if (code < u64(code_end - code_begin)) where.offsets[where.count++] = u32(code);
     }
     return where;
+}
+
+// Return the first stack frame that is wanted, from the innermost one on, or null.
+template <typename Wanted>
+static const u64* find_frame(const void* innermost, Wanted is_wanted) {
+    const u8* stack = coroutines[current].stack;
+    for (auto at = static_cast<const u64*>(innermost);; at = reinterpret_cast<const u64*>(at[0])) {
+        if (reinterpret_cast<const u8*>(at) - stack > long(STACK_BYTES - 16) || reinterpret_cast<const u8*>(at) < stack)
+            return nullptr;
+        if (is_wanted(at)) return at;
+    }
+}
+static Place find_place(const u32* at, const void* innermost) {
+    const u64* frame =
+        find_frame(innermost, [=](const u64* frame) { return reinterpret_cast<const u32*>(frame) > at; });
+    const bool is_known = frame && at > static_cast<const u32*>(innermost);
+    return is_known ? Place{at, frame, frame[1]} : Place{};
+}
+// Return whether the call that a variable belongs to has not ended.
+static bool is_alive(const Place& place, const void* innermost) {
+    return place.at &&
+           find_frame(innermost, [&](const u64* frame) { return frame == place.frame && frame[1] == place.caller; });
 }
 
 // Return a mark that tilelab.emulator replaces by "line 12: ".
@@ -504,11 +536,11 @@ static void for_each_unit(const Operation& operation, Use use) {
     }
 }
 
-// Call use(offset in shared memory) for each 16 bytes of an operation's tile.
+// Call use(offset in shared memory, bytes) for each piece of an operation's tile.
 template <typename Use>
 static void for_each_tile_unit(const Operation& operation, Use use) {
-    if (operation.is_box) return for_each_unit(operation, [&](u32 at, long, const u8*) { use(at); });
-    for (u32 byte = 0; byte < operation.bytes; byte += 16) use(operation.tile + byte);
+    if (operation.is_box) return for_each_unit(operation, [&](u32 at, long, const u8*) { use(at, 16u); });
+    use(operation.tile, operation.bytes);
 }
 
 #include "accesses.h"
@@ -520,8 +552,8 @@ static u8* own_view(u32 block, u32 offset) {
     return offset < dynamic_base ? static_begin + offset : dynamic_shared + (offset - dynamic_base);
 }
 
-static void copy_loaded(bool out) {
-    u8* memory = blocks[loaded].memory.data();
+// Copy the shared memory that is in place to `memory`, or back.
+static void copy_shared(u8* memory, bool out) {
     const std::pair<u8*, u8*> parts[] = {{static_begin, memory}, {dynamic_shared, memory + dynamic_base}};
     const u32 sizes[] = {static_bytes, shared_bytes - dynamic_base};
     for (int i = 0; i < 2; ++i)
@@ -532,9 +564,9 @@ static void refresh_regions();
 
 static void load_block(u32 block) {
     if (block == loaded) return;
-    if (loaded < blocks.size()) copy_loaded(true);
+    if (loaded < blocks.size()) copy_shared(blocks[loaded].memory.data(), true);
     loaded = block;
-    copy_loaded(false);
+    copy_shared(blocks[loaded].memory.data(), false);
     refresh_regions();
 }
 
@@ -626,10 +658,10 @@ static void wait_until(Ready ready, Words waits_for, bool for_barrier = false) {
 static void release_meeting(Meeting& meeting, u32 members, Block& block) {
     if (!meeting.arrived || meeting.arrived < members) return;
     Knowledge& known = meeting.known[meeting.generation % 2] = nullptr;
-    const bool is_whole = &meeting >= block.named && &meeting < block.named + 16 && meeting.arrived >= block.live;
-    if (is_whole && !meeting.some_left) join_block(block);
+    if (meeting.is_of_block && meeting.arrived >= block.live && !meeting.some_left) join_block(block);
     else meeting.gathered.last_row = nullptr, known = std::make_shared<Clock>(std::move(meeting.gathered));
     meeting.gathered = {}, meeting.some_left = false;
+    meeting.last_arrivals.swap(meeting.arrivals), meeting.arrivals.clear(), meeting.last_threads = meeting.threads;
     meeting.arrived = 0;
     ++meeting.generation;
 }
@@ -637,6 +669,7 @@ static void release_meeting(Meeting& meeting, u32 members, Block& block) {
 static u32 count_lanes(const Block& block, u32 warp, u32 mask) {
     u32 members = 0;
     const u32 count = blockDim.x * blockDim.y * blockDim.z;
+    if (block.live == count && count % 32 == 0) return u32(__builtin_popcount(mask));
     for (u32 lane = 0; lane < 32 && warp * 32 + lane < count; ++lane)
         members += (mask >> lane & 1) && !threads[block.first_thread + warp * 32 + lane].finished;
     return members;
@@ -681,12 +714,22 @@ const u8* exchange(const char* what, const void* value, u32 bytes) {
 static Meeting& join_block_barrier(u32 name, u32 count, const char* what) {
     if (name > 15) fail("the named barrier %u does not exist; a block has the barriers 0 to 15", name);
     if (count % 32) fail("a named barrier counts whole warps; %u threads are none", count);
+    const bool is_counted = count;
+    if (count == blockDim.x * blockDim.y * blockDim.z) count = 0;
+    const auto in_words = [](u32 count) { return count ? text("%u", count) : std::string("all"); };
     Meeting& meeting = my_block().named[name];
-    if (!meeting.arrived) meeting.threads = count;
-    if (meeting.threads != count)
-        fail("waits at the named barrier %u for %u threads, and another thread for %u", name, count, meeting.threads);
+    if (!meeting.arrived) meeting.threads = count, meeting.is_of_block = true;
+    bool is_other = meeting.threads != count;
+    u32 others = meeting.threads;
+    if (!is_other && meeting.last_threads != count)  // or it might have been, as nothing orders the two
+        for (const u64 at : meeting.last_arrivals) is_other |= !is_before(at, me()), others = meeting.last_threads;
+    if (is_other)
+        fail("comes to barrier %u %s, where it waits for %s threads of the block, while another thread waits for %s%s",
+             name, what, in_words(count).c_str(), in_words(others).c_str(),
+             name ? "" : ": __syncthreads() is barrier 0, so a part of the block needs another one");
     ++meeting.arrived;
-    publish(me(), meeting.gathered, my_block().serial);
+    if (count) meeting.arrivals.push_back(moment(me()));
+    if (is_counted) publish(me(), meeting.gathered, my_block().serial);  // else join_block asks all threads
     return meeting;
 }
 
@@ -695,6 +738,7 @@ void arrive_at_block_barrier(u32 name, u32 count, const char* what) {
     meeting.some_left = true;
     release_meeting(meeting, count, my_block());
     engine_may_act();
+    if (seed > 2 && random_number() % 4 == 0) yield();
 }
 
 void block_barrier(u32 name, u32 count, const char* what) {
@@ -1050,23 +1094,41 @@ static void read_box(Operation& operation) {
 }
 
 template <typename T>
-static void add(u8* to, const u8* from) {
-    T sum, value;
-    memcpy(&sum, to, sizeof(T)), memcpy(&value, from, sizeof(T));
-    sum += value;
-    memcpy(to, &sum, sizeof(T));
+static T combine(const char* change, T a, T b) {
+    const auto is = [=](const char* name) { return !strcmp(change, name); };
+    if (is("add")) return a + b;
+    if (is("min")) return std::min(a, b);
+    if (is("max")) return std::max(a, b);
+    if constexpr (std::is_integral_v<T>) {
+        if (is("and")) return a & b;
+        if (is("or")) return a | b;
+        if (is("xor")) return a ^ b;
+        if (is("inc")) return a >= b ? 0 : a + 1;
+        if (is("dec")) return a == 0 || a > b ? b : a - 1;
+    }
+    fail("has a reduction .%s of numbers with a point, which PTX does not have", change);
 }
-
-static void add_element(u8* to, const u8* from, const Map& map) {
+template <typename T>
+static void change_element(u8* to, const u8* from, const char* change) {
+    T a, b;
+    memcpy(&a, to, sizeof(T)), memcpy(&b, from, sizeof(T));
+    a = combine(change, a, b);
+    memcpy(to, &a, sizeof(T));
+}
+static void change_element(u8* to, const u8* from, const Map& map, const char* change) {
     u32 a = 0, b = 0;
-    if (map.itemsize == 2 && map.type[0] != 'i') {
+    const bool is_integer = map.type[0] == 'i', is_signed = map.type[1] == 's';
+    if (map.itemsize == 2 && !is_integer) {
         memcpy(&a, to, 2), memcpy(&b, from, 2);
-        a = map.type[0] == 'b' ? bf16_bits(bf16_value(a) + bf16_value(b)) : f16_bits(f16_value(a) + f16_value(b));
+        a = map.type[0] == 'b' ? bf16_bits(combine(change, bf16_value(a), bf16_value(b)))
+                               : f16_bits(combine(change, f16_value(a), f16_value(b)));
         memcpy(to, &a, 2);
     } else if (map.itemsize == 4) {
-        map.type[0] == 'i' ? add<u32>(to, from) : add<float>(to, from);
+        if (!is_integer) change_element<float>(to, from, change);
+        else is_signed ? change_element<int>(to, from, change) : change_element<u32>(to, from, change);
     } else if (map.itemsize == 8) {
-        map.type[0] == 'i' ? add<u64>(to, from) : add<double>(to, from);
+        if (!is_integer) change_element<double>(to, from, change);
+        else is_signed ? change_element<long long>(to, from, change) : change_element<u64>(to, from, change);
     }
 }
 
@@ -1081,7 +1143,7 @@ static void write_box(Operation& operation) {
         const u64 bytes = std::min<u64>(16, map.end - reinterpret_cast<u64>(to));
         if (operation.kind == STORE) memcpy(to, unit, bytes);
         else
-            for (u32 i = 0; i < bytes; i += map.itemsize) add_element(to + i, unit + i, map);
+            for (u32 i = 0; i < bytes; i += map.itemsize) change_element(to + i, unit + i, map, operation.change);
     });
 }
 
@@ -1108,7 +1170,7 @@ static void complete_one() {
         memcpy(own_view(operation.block, operation.tile), from, operation.bytes);
     } else if (operation.kind == ADD) {
         for (u32 i = 0; i < operation.bytes; i += operation.map.itemsize)
-            add_element(operation.global + i, &operation.data[i], operation.map);
+            change_element(operation.global + i, &operation.data[i], operation.map, operation.change);
     } else {
         memcpy(operation.global, operation.data.data(), operation.bytes);
     }
@@ -1121,6 +1183,7 @@ static void complete_one() {
     if (!failure.empty()) failure = mark(done.where) + failure;
 }
 
+static u32 open_products;  // that some warp has not executed
 static bool has_next_product(const WarpGroup& group, u32 warp);
 static void execute_next_product(WarpGroup& group, u32 warp);
 
@@ -1128,7 +1191,7 @@ static bool acts_now(bool at_once) { return at_once || (seed > 2 && random_numbe
 
 static void engine_may_act() {
     while (!operations.empty() && acts_now(seed == 1 || seed == 2)) complete_one();
-    if (seed == 0 || seed == 2) return;  // products wait
+    if (seed == 0 || seed == 2 || !open_products) return;  // products wait
     for (auto& block : blocks)
         for (auto& group : block.warp_groups)
             for (u32 warp = 0; warp < 4; ++warp)
@@ -1199,9 +1262,9 @@ static void start_in(Operation operation, int ctas) {
     }
 }
 
-// `added` is the type of what is added, as PTX calls it: u32, f16, bf16 and so on.
-void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what, const char* added,
-                int ctas) {
+// `type` is that of a reduction's elements, as PTX calls it: u32, f16, bf16, b64 and so on.
+void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what, const char* type, int ctas,
+                const char* change) {
     const u64 address = reinterpret_cast<u64>(global);
     if (address % 16 || tile % 16 || bytes % 16 || !bytes)
         fail(
@@ -1217,11 +1280,19 @@ void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const
     if (const Region* region = find_region(address, bytes); !region || region->tensor < 0)
         fail("%s of %u bytes leaves the tensors that were passed to the kernel", what, bytes);
     Operation operation = {kind, block, tile, bytes, barrier, static_cast<u8*>(global)};
-    operation.map.type[0] = *added == 's' || *added == 'u' ? 'i' : *added;
-    operation.map.itemsize = u8(atoi(added + strcspn(added, "123468")) / 8);
-    operation.what = what, operation.span = bytes;
+    operation.map.type[0] = !strncmp(type, "bf", 2) ? 'b' : *type == 'f' ? 'f' : 'i', operation.map.type[1] = *type;
+    operation.map.itemsize = u8(atoi(type + strcspn(type, "123468")) / 8);
+    operation.what = what, operation.span = bytes, operation.change = change;
     start_in(std::move(operation), ctas);
     engine_may_act();
+}
+
+void prefetch_bytes(const void* global, u32 bytes, const char* what) {
+    const u64 address = reinterpret_cast<u64>(global);
+    if (address % 16 || bytes % 16)
+        fail("%s of %u bytes at ...%llx: both must be multiples of 16", what, bytes, address & 0xfff);
+    if (const Region* region = find_region(address, bytes); !region || region->tensor < 0)
+        fail("%s of %u bytes leaves the tensors that were passed to the kernel", what, bytes);
 }
 
 static void send(Operation operation, u32 destination, u32 barrier, const char* what) {
@@ -1255,7 +1326,7 @@ void send_value(u32 destination, const void* value, u32 bytes, u32 barrier, cons
 }
 
 void move_box(Kind kind, const void* map_argument, u32 dimensions, const int* corner, u32 tile, u32 barrier, int ctas,
-              const char* what) {
+              const char* what, const char* change) {
     Operation operation = {kind, me().block, tile, 0, barrier};
     Map& map = operation.map;
     memcpy(&map, map_argument, sizeof map);
@@ -1277,7 +1348,7 @@ void move_box(Kind kind, const void* map_argument, u32 dimensions, const int* co
     std::copy(corner, corner + dimensions, operation.corner);
     if (kind != LOAD && (map.type[0] == 'i' && map.itemsize < 4 && kind == ADD))
         fail("%s cannot add integers of %u bytes", what, u32(map.itemsize));
-    operation.what = what;
+    operation.what = what, operation.change = change;
     for (u32 d = 0; d < dimensions && hint.empty(); ++d)
         if (corner[d] >= long(map.shape[d]) || corner[d] + long(map.box[d]) <= 0)
             note_hint(find_caller(__builtin_frame_address(0)),
@@ -1447,7 +1518,7 @@ static void execute_next_product(WarpGroup& group, u32 warp) {
     product->executed |= 1u << warp;
     while (!group.products.empty() && group.products.front()->executed == 15) {
         group.products.pop_front();
-        ++group.removed;
+        ++group.removed, --open_products;
     }
     const ProductKind& kind = product->kind;
     const u32 depth = 32 / element_bytes(kind.a), width = kind.width;
@@ -1495,7 +1566,8 @@ static void require_descriptor(u64 descriptor, u32 rows, bool transposed, const 
 }
 
 // The first register is the name of the accumulators.
-void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate) {
+void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate,
+              const u32* const* a_places) {
     const u32 registers = kind.width / (kind.sums == F16_SUMS ? 4 : 2);
     Thread& thread = me();
     if (my_number() / 128 >= my_block().warp_groups.size())
@@ -1512,7 +1584,7 @@ void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u6
 
     const u32 index = thread.products++ - group.removed;
     if (index == group.products.size()) {
-        group.products.push_back(std::make_shared<Product>());
+        group.products.push_back(std::make_shared<Product>()), ++open_products;
         Product& product = *group.products.back();
         product.kind = kind, product.a = a, product.b = b;
         product.accumulate = accumulate, product.a_in_registers = a_registers;
@@ -1551,6 +1623,8 @@ void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u6
     }
     if (own.values.size() != registers) fail("uses one d for products of different widths without a wait in between");
     thread.issued.push_back({product, thread.product_groups, *d});
+    for (u32 i = 0; a_places && i < 4; ++i)
+        thread.issued.back().a[i] = find_place(a_places[i], __builtin_frame_address(0));
     engine_may_act();
 }
 
@@ -1573,6 +1647,13 @@ void wait_for_products(u32 pending) {
     size_t done = 0;
     for (; done < thread.issued.size() && thread.issued[done].group < limit; ++done) {
         const Issued& each = thread.issued[done];
+        for (u32 i = 0; i < 4; ++i)
+            if (is_alive(each.a[i], __builtin_frame_address(0)) &&
+                *each.a[i].at != each.product->a_registers[my_number() % 128][i])
+                fail_at(
+                    each.product->where,
+                    "overwrites register %u of A of this wgmma before wgmma_wait: the tensor core may still read it",
+                    i);
         for (u32 warp = 0; warp < 4; ++warp)
             while (!(each.product->executed >> warp & 1)) execute_next_product(my_warp_group(), warp);
         Accumulators& own = thread.accumulators[each.d];
@@ -1720,9 +1801,11 @@ static std::string find_unfinished(u32 number) {
 
 static void thread_has_ended() {
     Block& block = blocks[me().block];
-    release_meeting(block.named[0], block.live, block);
-    for (auto& [key, meeting] : block.meetings)
-        if (key.first == my_number() / 32) release_meeting(meeting, count_lanes(block, key.first, key.second), block);
+    for (auto& [name, meeting] : block.named)
+        if (name == 0) release_meeting(meeting, block.live, block);
+    const u32 warp = my_number() / 32;
+    for (auto at = block.meetings.lower_bound({warp, 0}); at != block.meetings.end() && at->first.first == warp; ++at)
+        if (at->second.arrived) release_meeting(at->second, count_lanes(block, warp, at->first.second), block);
     release_cluster(first_of_cluster(me().block));
     if (!block.live) failure = find_unfinished(me().block);
 }
@@ -1752,14 +1835,21 @@ static void refresh_regions() {
     Cell* const dynamic_cells = cells ? cells + dynamic_base / 4 : nullptr;
     regions[0] = {begins[0], begins[0] + static_bytes, cells, -1, since};
     regions[1] = {begins[1], begins[1] + shared_bytes - dynamic_base, dynamic_cells, -1, since};
-    forget_recent();
+    for (auto& region : recent)
+        if (region.tensor < 0) region = Region();
 }
 
 // Return MOST_SHARED bytes and some more, for the shared memory of a block that begins.
-static const u8* random_bytes() {
+static u8* random_bytes() {
     static std::vector<u32> words;
     while (words.size() * 4 < 2 * MOST_SHARED) words.push_back(random_number());
     return reinterpret_cast<u8*>(&words[random_number() % 16384]);
+}
+
+template <typename T>
+static T& begin_anew(T& value) {  // without a copy
+    value.~T();
+    return *new (&value) T();
 }
 
 static void start_cluster(u32 slot, dim3 index) {
@@ -1768,7 +1858,9 @@ static void start_cluster(u32 slot, dim3 index) {
     clusters[slot] = {true};
     for (u32 b = first_block; b < first_block + blocks_per_cluster; ++b) {
         Cell* const cells = blocks[b].cells;
-        Block& block = blocks[b] = Block();
+        std::vector<u8> memory = std::move(blocks[b].memory);
+        Block& block = begin_anew(blocks[b]);
+        block.memory = std::move(memory);
         block.cells = cells ? cells : take_cells(shared_bytes);
         block.index = {index.x + rank_of(b), index.y, index.z};
         block.serial = ++last_serial;
@@ -1781,13 +1873,13 @@ static void start_cluster(u32 slot, dim3 index) {
         for (u32 group = 0; group < count / 128; ++group)
             block.warp_groups.push_back({b, block.first_thread + 128 * group});
         block.memory.resize(shared_bytes + 128);
-        memcpy(block.memory.data(), random_bytes(), block.memory.size());
+        if (b == loaded) copy_shared(random_bytes(), false), refresh_regions();
+        else memcpy(block.memory.data(), random_bytes(), block.memory.size());
         for (u32 i = 0; i < count; ++i) {
-            Thread& thread = threads[block.first_thread + i] = Thread();
+            Thread& thread = begin_anew(threads[block.first_thread + i]);
             thread.block = b;
             thread.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
         }
-        if (b == loaded) copy_loaded(false), refresh_regions();
     }
 }
 
@@ -1993,7 +2085,7 @@ extern "C" const char* run_emulated(void (*kernel)(void**), const u8* code_begin
     const u32 most_blocks = most_resident * cluster;
     clusters.reserve(most_resident), blocks.reserve(most_blocks);  // references to them stay valid
     threads.reserve(most_blocks * block[0] * block[1] * block[2]);
-    loaded = ~0u, ticks = 0, idle_switches = 0;
+    loaded = ~0u, ticks = 0, idle_switches = 0, open_products = 0;
     prepare_regions(ranges, names, count, grid[0] * grid[1] * grid[2]);
     is_running = true;
     {

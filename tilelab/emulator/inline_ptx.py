@@ -115,6 +115,13 @@ class Translator:
 
     # operands
 
+    def place(self, text: str) -> str:
+        """Return C++ for the address of the cell's variable that an operand is; null where it is none."""
+        if not re.fullmatch(r"%\d+|%\[\w+\]", text.strip()):
+            return "nullptr"
+        variable = f"v{self.find(text.strip())}"
+        return f"ptx::place(static_cast<decltype({variable})>({variable}))"
+
     def read(self, text: str, kind: str = "") -> str:
         """Return C++ for the value of an operand as a u64. `kind` is the PTX type of a number."""
         text = text.strip()
@@ -876,7 +883,10 @@ def copy_bulk(translator: Translator, statement: Statement, reduces: bool) -> st
         wait = "wait_for_reads" if statement.has("read") else "wait_for_stores"
         return f"emulator::{wait}(u32({translator.read(operands[0])}));"
     if statement.has("prefetch"):
-        return ""
+        if "tensor" in parts:
+            return ""
+        source, size = translator.address(operands[0]), translator.read(operands[1])
+        return f"emulator::prefetch_bytes(reinterpret_cast<const void*>({source}), u32({size}), {what(statement)});"
     if statement.has("tile::gather4", "tile::scatter4", "cta_group::2", "cp_mask") or any(
         part.startswith("im2col") for part in parts
     ):
@@ -888,12 +898,12 @@ def copy_bulk(translator: Translator, statement: Statement, reduces: bool) -> st
     if statement.has("multicast::cluster"):
         mask = f"int(u32({translator.read(operands.pop())}) & 0xffff)"
     dimensions = next((int(part[0]) for part in parts if re.fullmatch(r"[1-5]d", part)), 0)
-    kind = "emulator::LOAD"
+    kind, operation = "emulator::LOAD", "add"
     if reduces:
         operation = next(
             (word for word in ("add", "min", "max", "and", "or", "xor", "inc", "dec") if word in parts), ""
         )
-        if operation != "add":
+        if not operation:
             return None
         kind = "emulator::ADD"
     elif from_shared:
@@ -909,13 +919,13 @@ def copy_bulk(translator: Translator, statement: Statement, reduces: bool) -> st
         return (
             f"{{ const int {array}[] = {{{', '.join(corner)}}}; emulator::move_box({kind}, "
             f"reinterpret_cast<const void*>({translator.address(box)}), {dimensions}, {array}, "
-            f"u32({translator.address(tile)}), {barrier}, {mask or -1}, {name}); }}"
+            f'u32({translator.address(tile)}), {barrier}, {mask or -1}, {name}, "{operation}"); }}'
         )
     if mask and not statement.has("global"):
         return None
     size = f"u32({translator.read(operands[2])})"
     if from_shared:
-        added = f', "{statement.types()[-1]}"' if reduces else ""
+        added = f', "{statement.types()[-1]}", -1, "{operation}"' if reduces else ""
         return (
             f"emulator::move_bytes({kind}, reinterpret_cast<void*>({translator.address(operands[0])}), "
             f"u32({translator.address(operands[1])}), {size}, 0, {name}{added});"
@@ -1025,9 +1035,11 @@ def multiply_group(translator: Translator, statement: Statement) -> str | None:
     array = next(translator.fresh)
     if a_registers:
         values = ", ".join(f"u32({translator.read(each)})" for each in a_registers)
-        before, given, a = f"const u32 {array}[] = {{{values}}}; ", array, "0"
+        owners = ", ".join(map(translator.place, a_registers))
+        before = f"const u32 {array}[] = {{{values}}}, *const {array}_at[] = {{{owners}}}; "
+        given, a = f"{array}, {array}_at", "0"
     else:
-        before, given, a = "", "nullptr", translator.read(a)
+        before, given, a = "", "nullptr, nullptr", translator.read(a)
     return (
         f"{{ {before}ptx::multiply_group<{count}>({kind}, {given}, {a}, {translator.read(b)}, "
         f"{translator.read(scale)} & 1 || ({translator.read(scale)}) != 0, {', '.join(places)}); }}"

@@ -33,7 +33,9 @@ class EmulatedTensorMap(ctypes.Structure):
 
     def __init__(self, tensor: torch.Tensor, box: Sequence[int], swizzle: str, fill: str):
         itemsize, storage = tensor.element_size(), tensor.untyped_storage()
-        kind = b"b" if tensor.dtype == torch.bfloat16 else b"f" if tensor.is_floating_point() else b"i"
+        kind = b"b" if tensor.dtype == torch.bfloat16 else b"f"
+        if not tensor.is_floating_point():
+            kind = b"is" if tensor.dtype.is_signed else b"iu"
         super().__init__(
             tensor.data_ptr(),
             storage.data_ptr() + storage.nbytes(),

@@ -40,23 +40,28 @@ class Table:
     ):
         self.gpu, self.shapes = gpu, [(m, n, k) for m, n, k in shapes]
         self.places = {family: place for place, family in enumerate(families)}
-        self.errors = [[None if each is None else each / 1000 for each in row] for row in errors]
+        self._errors = np.array(errors, np.float32).reshape(len(shapes), len(families)) / 1000
         self._at = np.array([_locate(*shape) for shape in self.shapes], np.float32)
         self._rows = {shape: row for row, shape in enumerate(self.shapes)}
         self._aligned: dict[tuple[str, ...], tuple] = {}
+
+    @functools.cached_property
+    def errors(self) -> list[list[float | None]]:
+        """For each shape and family ln(measured / predicted), or None."""
+        return [[None if each != each else round(each, 3) for each in row] for row in self._errors.tolist()]
 
     def _align(self, names: tuple[str, ...], predict: Predict | None) -> np.ndarray:
         """Return for each shape and family of `names`: the error, whether it is known, and `_describe_waves`."""
         if names not in self._aligned:
             errors = np.full((len(self.shapes), len(self.places) + 1), np.nan, np.float32)
-            errors[:, :-1] = np.array(self.errors, np.float32)
+            errors[:, :-1] = self._errors
             errors = errors[:, [self.places.get(name, -1) for name in names]]
             rows = np.nan_to_num(errors), (~np.isnan(errors)).astype(np.float32)
             if predict:
                 waves, (m, n, k) = np.empty(errors.shape), np.array(self.shapes)[:, :, None].swapaxes(0, 1)
-                for tokens in np.unique(m):
+                for tokens in set(m[:, 0].tolist()):
                     at = np.flatnonzero(m[:, 0] == tokens)
-                    waves[at] = predict(int(tokens), n[at], k[at], SMS, self.gpu)[1]
+                    waves[at] = predict(tokens, n[at], k[at], SMS, self.gpu)[1]
                 rows = *rows, *_describe_waves(waves)
             self._aligned[names] = np.stack(rows, 1)
         return self._aligned[names]

@@ -9,9 +9,9 @@ from tilelab.sweeps import tune
 
 # Parts of the kernel alone, its epilogue in warps of its own, and the profiler's counters.
 MODES = {
-    "isolated": isolated.show_isolated,
-    "epilogue_warps": impacts.show_epilogue_warps,
-    "profile": profile.show_profile,
+    "isolated": (isolated.measure_isolated, isolated.tabulate),
+    "epilogue_warps": (impacts.measure_epilogue_warps, impacts.tabulate_epilogue_warps),
+    "profile": (profile.profile_parts, profile.tabulate),
 }
 
 
@@ -30,7 +30,11 @@ def _compare(options: cli.Options, right: dict) -> list[dict]:
 
 
 def _show_mode(options: cli.Options) -> int:
-    print(MODES[options.mode]())
+    measure, tabulate = MODES[options.mode]
+    try:
+        print(tabulate(measure()))
+    except FileNotFoundError:
+        print(f"ch14_blockscaled_{options.mode} is not recorded.")
     return 0
 
 

@@ -144,19 +144,8 @@ def measure_epilogue_warps():
     return rows
 
 
-def find_workers() -> results.Record | None:
-    """Return what `measure_epilogue_warps` measures, or None without a GPU and without a record."""
-    try:
-        return measure_epilogue_warps()
-    except FileNotFoundError:
-        return None
-
-
-def show_epilogue_warps(record: results.Record | None = None) -> results.Table | str:
-    """Return a table of `record` or else of `find_workers()`; a sentence without a record."""
-    record = record or find_workers()
-    if record is None:
-        return "ch14_blockscaled_epilogue_warps is not recorded."
+def tabulate_epilogue_warps(record: results.Record) -> results.Table:
+    """Return a table of what `measure_epilogue_warps` measures."""
     columns = ["epilogue", "name", "ms", "peer_ms", "ratio", "spread", "status", "reason"]
     unknown = dict.fromkeys(("ratio", "peer_ms", "spread"))
     rows = [row | (unknown if row["name"] == BESIDE else {}) for row in record.rows]

@@ -71,12 +71,8 @@ def measure_isolated():
     return [row for shape in SHAPES for row in measure(candidates, shape, rounds=10, warm_s=0.15)]
 
 
-def show_isolated() -> results.Table | str:
-    """Return a table of the parts' times, each also as a share of the whole kernel's; a sentence without a record."""
-    try:
-        record = measure_isolated()
-    except FileNotFoundError:
-        return "ch14_blockscaled_isolated is not recorded."
+def tabulate(record: results.Record) -> results.Table:
+    """Return a table of the times of `measure_isolated`, each also as a share of the whole kernel's."""
     rows = []
     for shape in dict.fromkeys(tuple(row["shape"]) for row in record.rows):
         here = [row for row in record.rows if tuple(row["shape"]) == shape]

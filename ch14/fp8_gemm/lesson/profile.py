@@ -67,12 +67,8 @@ def profile_parts():
     ]
 
 
-def show_profile() -> results.Table | str:
-    """Return a table of the counters with the three longest stalls of each launch; a sentence without a record."""
-    try:
-        record = profile_parts()
-    except FileNotFoundError:
-        return "ch14_blockscaled_profile is not recorded."
+def tabulate(record: results.Record) -> results.Table:
+    """Return a table of the counters with the three longest stalls of each launch of `profile_parts`."""
     rows = []
     for row in record.rows:
         longest = sorted(STALLS, key=lambda name: -row[name])[:3]

@@ -48,6 +48,38 @@ asm volatile("wgmma.fence.sync.aligned;\\n"
 "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%%0, %%1, %%2, %%3}, %%4, %%4, 0, 1, 1, 0, 0;\\n"
 "wgmma.commit_group.sync.aligned;\\nwgmma.wait_group.sync.aligned 0;"
 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a) : "memory"); out[t] = d[0] + 1;"""
+# One warp waits, and its thread 0 lets thread 128 overwrite the tile. PTX: wgmma.commit_group makes one group per warp
+# group, and wgmma.wait_group waits for whole groups. CUTLASS relies on it: one thread of each gives a stage back.
+FILL, PRODUCT = (SWIZZLED % 1024).split("__syncthreads();")
+ONE_WARP_WAITS = f"""{FILL} __shared__ u64 b; if (t == 0) mbarrier_init(shared_address(&b), 1); __syncthreads();
+if (t < 128) {{ {PRODUCT} if (t == 0) mbarrier_arrive(shared_address(&b)); }}
+else if (t == 128) {{ mbarrier_wait(shared_address(&b), 0); s[256] = 1; }}"""
+# A product whose A comes from registers, which change BEFORE or AFTER the wait.
+FROM_REGISTERS = """__shared__ __align__(1024) int s[256]; float d[4]; u32 a[4] = {1, 2, 3, 4};
+s[t] = s[t + 128] = 0; fence_proxy_async(); __syncthreads();
+unsigned long long b = (unsigned long long)shared_address(s) >> 4 | 64ull << 32 | 1ull << 62;
+asm volatile("wgmma.fence.sync.aligned;\\n"
+"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%%0, %%1, %%2, %%3}, {%%4, %%5, %%6, %%7}, %%8, 0, 1, 1, 0;\\n"
+"wgmma.commit_group.sync.aligned;" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory"); BEFORE
+asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); AFTER out[t] = d[0] + a[2] - 6;""".replace(
+    "%%", "%"
+)
+# Half of the block meets at barrier 0, and then the whole block, with or without an ORDER between.
+HALF = (
+    """if (t < 64) { asm volatile("bar.sync 0, 64;" ::: "memory"); } ORDER __syncthreads(); out[t] = x[t];"""
+)
+# 0 and -3, one reduction after the other.
+REDUCE = (
+    "__shared__ __align__(16) int s[4]; int* o = (int*)(out + 4); if (t == 0) { for (int i = 0; i < 4; ++i) s[i] = -3;"
+    "fence_proxy_async();"
+    + "".join(
+        f'asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.{each} [%0], [%1], 16;\\n'
+        'cp.async.bulk.commit_group;\\ncp.async.bulk.wait_group 0;" :: "l"(o), "r"(shared_address(s)) : "memory");'
+        for each in "min.s32 and.b32 xor.b32 max.u32 xor.b32 or.b32 xor.b32 inc.u32 max.s32 dec.u32 inc.u32".split()
+    )
+    + "out[0] = o[3]; }"
+)
 SETMAXNREG = 'asm volatile("setmaxnreg.%s.sync.aligned.u32 %d;");'
 # Each block of a cluster of two reads what the other one has written.
 PARTNER = """__shared__ float s[64]; s[t] = x[t]; __syncthreads(); FENCE
@@ -118,6 +150,20 @@ WRONG = {
         f"if (t < 256) {SETMAXNREG % ('inc', 240)} else {SETMAXNREG % ('dec', 40)}",
         "waits for ever in setmaxnreg: the warp groups would have 520 registers per thread in sum",
         {"block": 384},
+    ),
+    "registers of A that change before the wait": (
+        FROM_REGISTERS.replace("BEFORE", "a[2] = x[0] + 7;").replace("AFTER", ""),
+        "overwrites register 2 of A of this wgmma before wgmma_wait",
+        {"block": 128},
+    ),
+    "a prefetch of a part of 16 bytes": (
+        'asm volatile("cp.async.bulk.prefetch.L2.global [%0], 20;" ::"l"(x) : "memory");',
+        "of 20 bytes at .*: both must be multiples of 16",
+    ),
+    "barrier 0 for half of the block": (
+        HALF.replace("ORDER", ""),
+        "comes to barrier 0 in .*: __syncthreads\\(\\) is barrier 0",
+        {"block": 128},
     ),
     "a tile that begins within its swizzle": (SWIZZLED % 128, "in row 1 of a swizzle", {"block": 128}),
     "sum in global memory": ("out[0] += x[t];", "a data race"),
@@ -266,6 +312,18 @@ RIGHT = {
         {"block": 384},
     ),
     "a tile that begins with its swizzle": (SWIZZLED % 1024, 1, {"block": 128}),
+    "reductions in memory": (REDUCE, 1),
+    "one warp that waits for its warp group": (ONE_WARP_WAITS, 1, {"block": 256}),
+    "registers of A that change after the wait": (
+        FROM_REGISTERS.replace("BEFORE", "").replace("AFTER", "a[2] = x[0] + 6;"),
+        1,
+        {"block": 128},
+    ),
+    "barrier 0 for half of the block, and then for all": (
+        HALF.replace("ORDER", 'asm volatile("bar.sync 1, 128;" ::: "memory");'),
+        1,
+        {"block": 128},
+    ),
     "st.async beside an mbarrier": (
         "__shared__ float s[64]; __shared__ u64 b; if (t == 0) { mbarrier_init(shared_address(&b), 1);"
         "fence_mbarrier_init(); mbarrier_arrive_expect_tx(shared_address(&b), 256); } __syncwarp(); cluster_arrive();"

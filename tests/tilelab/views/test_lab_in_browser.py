@@ -97,6 +97,7 @@ PALE = (
 
 LAB = ("jupyterlab", "--ip=127.0.0.1", "--port={port}", "--ServerApp.port_retries=0", "--no-browser")
 LAB += ("--allow-root", "--IdentityProvider.token={token}")
+LAB += ("--ServerApp.contents_manager_class=tilelab.course.lab.NotebookContents",)
 
 
 def test_in_jupyterlab(browser, tmp_path):
@@ -104,6 +105,7 @@ def test_in_jupyterlab(browser, tmp_path):
         page.goto(f"http://127.0.0.1:{port}/lab/tree/{DEMO.name}?token={token}")
         # what is run before the kernel is there is lost
         page.get_by_text("Python 3 (ipykernel) | Idle").wait_for()
+        assert not page.locator(".jp-mod-dirty").count(), "opening a notebook marks it as changed"
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         panel = show(page)

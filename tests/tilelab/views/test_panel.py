@@ -207,6 +207,17 @@ def test_a_kernel_opens_at_a_shape_of_its_record(kernel):
     assert len(known) == len(shown.rows()), "it opens with configurations of which no record is"
 
 
+def test_options_that_the_record_does_not_fill_stand_apart():
+    def unrecorded(**choice):
+        return grid_of_96(**choice).stored_data()["choice"]["unrecorded"]
+
+    apart = ["64 × 6144 × 4096", "512 × 6144 × 4096", "4096 × 28672 × 4096"]
+    assert unrecorded() == {"shape": apart, "dtype": ["fp16", "fp8"], "preset": []}
+    elsewhere = unrecorded(dtype="fp8")
+    assert len(elsewhere["shape"]) == len(GEMM.shapes) and len(elsewhere["preset"]) == len(GEMM.presets)
+    assert unrecorded(target="sm_100a") == {}
+
+
 @pytest.mark.parametrize("kernel", KERNELS[2:], ids=lambda kernel: kernel.title)
 def test_a_recording_fills_every_preset(kernel, monkeypatch):
     """The experiment that makes a kernel's record sweeps all configurations of its presets at the first shape."""

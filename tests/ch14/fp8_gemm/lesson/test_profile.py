@@ -27,9 +27,10 @@ def test_each_launch_becomes_a_row_with_its_three_longest_stalls(monkeypatch):
     )
     monkeypatch.setattr("shutil.which", lambda tool: tool)
     monkeypatch.setattr(device, "current", lambda: HOPPER)
-    rows = profile.profile_parts().rows
+    record = profile.profile_parts()
+    rows = record.rows
     assert [(row["name"], tuple(row["shape"])) for row in rows] == cases and rows[0]["kernel"] == "fp8_blocks"
-    shown = str(profile.show_profile())
+    shown = str(profile.tabulate(record))
     assert "GMMA 7.5, barrier 4.0, wait 2.0" in shown and "81" in shown
 
 
