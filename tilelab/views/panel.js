@@ -224,26 +224,30 @@ function render({ model, el }) {
 
   // ---- menus
 
-  function fillMenu(menu, options, value) {
-    const key = JSON.stringify(options);
+  // The options `unrecorded` stand apart, last.
+  function fillMenu(menu, options, value, unrecorded = []) {
+    const key = JSON.stringify([options, unrecorded]);
     if (menu.dataset.options !== key) {
       menu.dataset.options = key;
-      menu.replaceChildren(...options.map(([name, text]) => h("option", { value: name }, text)));
+      const [first, last] = [false, true].map(apart => options.filter(([name]) => unrecorded.includes(name) === apart)
+        .map(([name, text]) => h("option", { value: name }, text)));
+      menu.replaceChildren(...first, ...(last.length ? [h("optgroup", { label: "not all recorded" }, ...last)] : []));
     }
     menu.value = value;
   }
 
   function drawMenus() {
     const kernel = data.kernels[values.kernel], same = names => names.map(name => [name, name]);
-    const named = Object.hasOwn(kernel.shapes, values.shape);
+    const named = Object.hasOwn(kernel.shapes, values.shape), { shape, dtype, preset } = data.choice?.unrecorded ?? {};
     fillMenu(menus.kernel, same(Object.keys(data.kernels)), values.kernel);
-    fillMenu(menus.shape, [...same(Object.keys(kernel.shapes)), ["", "other sizes"]], named ? values.shape : "");
+    fillMenu(menus.shape, [...same(Object.keys(kernel.shapes)), ["", "other sizes"]], named ? values.shape : "",
+      shape && [...shape, ""]);
     menus.shape.options[menus.shape.options.length - 1].disabled = named;
     if (document.activeElement !== menus.sizes || !data.state.problem) {
       menus.sizes.value = named ? kernel.shapes[values.shape] : values.shape;
     }
-    fillMenu(menus.dtype, same(kernel.dtype), values.dtype);
-    fillMenu(menus.preset, same(kernel.preset), values.preset);
+    fillMenu(menus.dtype, same(kernel.dtype), values.dtype, dtype);
+    fillMenu(menus.preset, same(kernel.preset), values.preset, preset);
     fillMenu(menus.target, Object.entries(data.targets), values.target);
     fillMenu(menus.x, same(kernel.axes), values.x);
     fillMenu(menus.y, same(kernel.axes), values.y);

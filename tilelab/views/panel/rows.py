@@ -130,7 +130,7 @@ class Choice:
 
     `configs` and `initial_rows` are the configurations and their first rows by key, `recorded_rows` the rows of the
     record by the configuration's name, and `source` says where those were measured. `compilers` names the compilers of
-    the record and of this machine, and `same_target` says whether the record is of this target.
+    the record and of this machine, and `recorded` names the shapes and dtypes that the record has of this target.
     """
 
     space: Space
@@ -141,7 +141,7 @@ class Choice:
     recorded_rows: dict[str, dict]
     source: str
     compilers: dict[str, str]
-    same_target: bool
+    recorded: set[str]
 
     def rows(self, session_rows: dict[str, dict]) -> list[dict]:
         """Return a row for every configuration: of the record, or from `session_rows` (by key) where it says more."""
@@ -201,12 +201,32 @@ class Choice:
             "keys": list(self.configs),
             "axes": self.axes,
             "roofline": self._describe_roofline(dtype),
+            "unrecorded": self._list_unrecorded(),
             "reprs": [repr(config) for config in configs],
             "imports": "\n".join(f"from {module} import {name}" for module, name in classes),
         }
 
+    def _list_unrecorded(self) -> dict[str, list[str]]:
+        """Return the options of menus to which the record does not have all rows; none where there is no record."""
+        space, known = self.space, self.recorded
+        if not known:
+            return {}
+        presets = [
+            preset
+            for preset, make in space.presets.items()
+            for config in make(space.dtype)
+            if space.label(config)["kernel"] not in self.recorded_rows and not space.reject(config)
+        ]
+        return {
+            "shape": [
+                name for name, sizes in space.shapes.items() if _name_case(sizes, space.dtype) not in known
+            ],
+            "dtype": [dtype for dtype in space.dtypes if _name_case(space.shape, dtype) not in known],
+            "preset": list(dict.fromkeys(presets)),
+        }
+
     def _describe_roofline(self, dtype: str) -> dict:
-        if not (self.space.can_measure or self.same_target):  # the roofs are of another GPU
+        if not (self.space.can_measure or self.recorded):  # the roofs are of another GPU
             return {"problem": f"no roofline: nothing is timed on {self.space.target}"}
         try:
             roof = self.space.roofline(dtype)
@@ -253,24 +273,26 @@ def _name_compilers(versions: dict) -> str:
     return ", ".join(f"{name} {versions[key]}" for key, name in COMPILERS.items() if versions.get(key))
 
 
-def _load_recorded(space: Space) -> tuple[dict[str, dict], str, dict[str, str], bool]:
+def _name_case(shape: tuple[int, ...], dtype: str) -> str:
+    return f"{dtype} {list(shape)}"
+
+
+def _load_recorded(space: Space) -> tuple[dict[str, dict], str, dict[str, str], set]:
     compilers = {"here": _name_compilers(provenance.versions())}
     try:
         record = space.load_record()
     except FileNotFoundError:
         record = None
     if record is None or record.device["target"] != space.target:
-        return {}, "", compilers, False
+        return {}, "", compilers, set()
     compilers["record"] = _name_compilers(record.data.get("versions") or {})
-    rows = {
-        row.get("kernel") or row.get("config"): row
-        for row in record.rows
-        if row.get("status") in sweep.STATUSES
-        and row.get("shape") == list(space.shape)
-        and row.get("dtype") == space.dtype
-    }
+    by_case = collections.defaultdict(dict)
+    for row in record.rows:
+        if row.get("status") in sweep.STATUSES:
+            by_case[f"{row.get('dtype')} {row.get('shape')}"][row.get("kernel") or row.get("config")] = row
+    rows = by_case.get(_name_case(space.shape, space.dtype), {})
     source = record.label().partition(" (")[0] if rows else ""  # the label's brackets hold hashes
-    return rows, source, compilers, True
+    return rows, source, compilers, set(by_case)
 
 
 def sort_by_record(kernel: type[Space], dtype: str, target: str) -> list[str]:
