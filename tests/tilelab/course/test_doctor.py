@@ -9,9 +9,10 @@ import types
 import pytest
 import torch
 from cases import cases
+from pythons import run_python
 
-from tilelab import ROOT, emulator
-from tilelab.course import doctor, notebook
+from tilelab import emulator
+from tilelab.course import doctor
 from tilelab.course.doctor import Row
 from tilelab.runtime import build, device
 
@@ -24,18 +25,6 @@ sys.modules.update(torch=None, triton=None, cuda=None)
 from tilelab.course.doctor import main
 sys.exit(main(["--target", "sm_90a"]))
 """
-
-
-def run_python(*arguments, **env):
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=notebook.child_env(**env),
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=300,
-    )
 
 
 @pytest.fixture
