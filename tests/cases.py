@@ -3,9 +3,6 @@
 import pytest
 
 
-def cases(names, *values, **how):
-    """Return a decorator that runs a test with each of the values as its argument, or arguments, of these names.
-
-    `how` are further arguments of pytest.mark.parametrize.
-    """
-    return pytest.mark.parametrize(names, values, **how)
+def cases(names, *values, **options):
+    """Return a decorator that runs a test with each of the values as its argument, or arguments, of these names."""
+    return pytest.mark.parametrize(names, values, **options)

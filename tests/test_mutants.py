@@ -67,14 +67,8 @@ def k(x, n):
 
 
 IN_CUDA = ("(void)0;\n    mbarrier", ", 0 ^ 1)", "threadIdx.x <= n", "if (true)", "n || n > 1")
-IN_PYTHON = (
-    "mask=((i < n) & (i > 2)) == ((i < n) & (i > 2))",
-    "mask=i < n)",
-    "i <= n",
-    "v >= 0",
-    "tl.store(x + i, v)",
-    "i += 1\n    i = tl.arange",
-)
+IN_PYTHON = ("mask=((i < n) & (i > 2)) == ((i < n) & (i > 2))", "mask=i < n)", "i <= n", "v >= 0")
+IN_PYTHON += ("tl.store(x + i, v)", "i += 1\n    i = tl.arange")
 
 
 @pytest.mark.parametrize("source, texts", [(CUDA, IN_CUDA), (PYTHON, IN_PYTHON)])

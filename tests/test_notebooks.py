@@ -145,15 +145,8 @@ def run_cells(path, tmp_path):
     log = tmp_path / "log"
     if device.current().capability:
         # The longest cells compile; a test process's share of the CPUs would be too small.
-        command = [
-            "taskset",
-            "--cpu-list",
-            f"0-{os.cpu_count() - 1}",
-            sys.executable,
-            "-m",
-            "pytest",
-            *arguments,
-        ]
+        command = ["taskset", "--cpu-list", f"0-{os.cpu_count() - 1}", sys.executable, "-m", "pytest"]
+        command += [*arguments]
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (os.path.dirname(__file__), env.get("PYTHONPATH"))))
         with log.open("w") as file:
             status = subprocess.run(
@@ -211,14 +204,8 @@ def find_hidden_figures(outputs):
 def test_a_notebook_that_raises_fails_and_what_a_lesson_must_not_say_is_found(tmp_path):
     path = tmp_path / "raises.ipynb"
     source = "print('k is not recorded; wrong: 3 elements', 'Exercise 1: solved.', sep='\\n')\n1 / 0"
-    cell = {
-        "cell_type": "code",
-        "source": source,
-        "outputs": [],
-        "execution_count": None,
-        "metadata": {},
-        "id": "a",
-    }
+    cell = {"cell_type": "code", "source": source, "outputs": [], "execution_count": None, "metadata": {}}
+    cell |= {"id": "a"}
     made = {"cells": [cell], "metadata": notebook.METADATA, "nbformat": 4, "nbformat_minor": 5}
     path.write_text(json.dumps(made))
     with pytest.raises(pytest.fail.Exception, match="ZeroDivisionError"):

@@ -20,15 +20,10 @@ from tilelab.runtime import build, device
 
 def make(measure=lambda options: [], **fields):
     """A command with one option of each kind, whose measurement is `measure`."""
-    options = {
-        "size": cli.sizes("R,C", (4, 8), largest=100),
-        "count": cli.number(2, range(1, 4), "1 to 3"),
-        "kind": cli.named({"one": 1, "two": 2}, "one"),
-        "variant": cli.configs(lambda options: {"first": 1, "second": 2}, "all", "which"),
-        "target": cli.target(),
-        "loud": cli.flag("say more"),
-        "tune": cli.tune(),
-    }
+    options = {"size": cli.sizes("R,C", (4, 8), largest=100), "count": cli.number(2, range(1, 4), "1 to 3")}
+    options |= {"kind": cli.named({"one": 1, "two": 2}, "one")}
+    options |= {"variant": cli.configs(lambda options: {"first": 1, "second": 2}, "all", "which")}
+    options |= {"target": cli.target(), "loud": cli.flag("say more"), "tune": cli.tune()}
     given = {
         "module": "ch99.module",
         "description": "Nothing.",

@@ -89,6 +89,7 @@ bool try_phase(u32 barrier, u32 parity, bool acquires = true);  // waits too, or
 enum Kind { LOAD, STORE, ADD };  // ADD: or another reduction, the `change`
 void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const char* what, const char* type = "",
                 int ctas = -1, const char* change = "add");
+void prefetch_bytes(const void* global, u32 bytes, const char* what);  // into the L2 cache
 void send_bytes(u32 destination, u32 tile, u32 bytes, u32 barrier, const char* what);  // between blocks of the cluster
 void send_value(u32 destination, const void* value, u32 bytes, u32 barrier, const char* what);
 void move_box(Kind kind, const void* map, u32 dimensions, const int* corner, u32 tile, u32 barrier, int ctas,

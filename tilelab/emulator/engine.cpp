@@ -738,6 +738,7 @@ void arrive_at_block_barrier(u32 name, u32 count, const char* what) {
     meeting.some_left = true;
     release_meeting(meeting, count, my_block());
     engine_may_act();
+    if (seed > 2 && random_number() % 4 == 0) yield();
 }
 
 void block_barrier(u32 name, u32 count, const char* what) {
@@ -1284,6 +1285,14 @@ void move_bytes(Kind kind, void* global, u32 tile, u32 bytes, u32 barrier, const
     operation.what = what, operation.span = bytes, operation.change = change;
     start_in(std::move(operation), ctas);
     engine_may_act();
+}
+
+void prefetch_bytes(const void* global, u32 bytes, const char* what) {
+    const u64 address = reinterpret_cast<u64>(global);
+    if (address % 16 || bytes % 16)
+        fail("%s of %u bytes at ...%llx: both must be multiples of 16", what, bytes, address & 0xfff);
+    if (const Region* region = find_region(address, bytes); !region || region->tensor < 0)
+        fail("%s of %u bytes leaves the tensors that were passed to the kernel", what, bytes);
 }
 
 static void send(Operation operation, u32 destination, u32 barrier, const char* what) {

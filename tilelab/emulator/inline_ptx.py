@@ -883,7 +883,10 @@ def copy_bulk(translator: Translator, statement: Statement, reduces: bool) -> st
         wait = "wait_for_reads" if statement.has("read") else "wait_for_stores"
         return f"emulator::{wait}(u32({translator.read(operands[0])}));"
     if statement.has("prefetch"):
-        return ""
+        if "tensor" in parts:
+            return ""
+        source, size = translator.address(operands[0]), translator.read(operands[1])
+        return f"emulator::prefetch_bytes(reinterpret_cast<const void*>({source}), u32({size}), {what(statement)});"
     if statement.has("tile::gather4", "tile::scatter4", "cta_group::2", "cp_mask") or any(
         part.startswith("im2col") for part in parts
     ):

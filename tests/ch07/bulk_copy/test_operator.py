@@ -166,13 +166,9 @@ def test_a_space_rejects_targets_without_tma():
     ampere, hopper = (sweep.BulkSpace((1 << 20,), "axpy", target) for target in ("sm_80", "sm_90a"))
     assert ampere.reject(config) == "sm_80 has no TMA: bulk copies need sm_90a or newer."
     assert hopper.reject(config) == ""
-    assert hopper.label(config) == {
-        "name": "bulk",
-        "config": str(config),
-        "kernel": str(config),
-        "shape": [1 << 20],
-        "dtype": "axpy",
-    }
+    known = {"name": "bulk", "config": str(config), "kernel": str(config), "shape": [1 << 20]}
+    known |= {"dtype": "axpy"}
+    assert hopper.label(config) == known
 
 
 def test_the_panel_s_kernel():

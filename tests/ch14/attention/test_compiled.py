@@ -30,9 +30,8 @@ def rows():
 def test_every_target_gets_tma_and_its_tensor_core(rows):
     assert [row["target"] for row in rows] == ["sm_90a"] * 4 + ["sm_100a", "sm_120a"]
     for row in rows:
-        assert row["status"] == "ok" and row["spills"] <= 16, (
-            row
-        )  # Triton 3.6 spills 8 bytes on sm_120a, 3.7 none
+        # Triton 3.6 spills 8 bytes on sm_120a, 3.7 none
+        assert row["status"] == "ok" and row["spills"] <= 16, row
         assert row["tma_load"] > 0 and row["tma_store"] > 0 and row[TARGETS[row["target"]]] > 0
         assert (row["setmaxnreg"] > 0) == ("hopper" in row["config"])
 

@@ -68,14 +68,8 @@ def matches(form, config, shapes, dtypes=(torch.bfloat16,)):
         kept = [each.clone() for matrix in (a, b.T) for each in matrix.tensors().values()]
         out, touched = check.make_poisoned((m, n), dtype, WHERE)
         launch = prepare(a, b, out=out, config=config)
-        assert check.relative_error(launch(), spec(a, b)) < check.TOLERANCE[dtype], (
-            form,
-            config,
-            m,
-            n,
-            k,
-            dtype,
-        )
+        found = check.relative_error(launch(), spec(a, b))
+        assert found < check.TOLERANCE[dtype], (form, config, m, n, k, dtype)
         first = out.clone()
         assert not touched() and (not HERE.capability or torch.equal(launch(), first))
         assert all(torch.equal(*pair) for pair in zip(kept, [*a.tensors().values(), *b.T.tensors().values()]))
@@ -216,9 +210,8 @@ def test_the_choice_on_other_gpus(gpu):
         ]
         == 0
     ):
-        with pytest.raises(
-            device.Unsupported, match="no block-scaled instruction of mxfp4 for sm_121a .*bf16.bf16"
-        ):
+        says = "no block-scaled instruction of mxfp4 for sm_121a .*bf16.bf16"
+        with pytest.raises(device.Unsupported, match=says):
             gpu("sm_121a")("mxfp4", "native")
 
 
@@ -286,16 +279,13 @@ def test_configurations_for_tensor_memory_fit_but_not_two_wide_accumulators():
         form = report.job.name.split()[0]
         if report.job.name == f"{form} {wide[form]}":
             assert (report.status, report.tmem) == ("rejected", 2 * 256 + scale_columns[form])
-            assert (
-                "columns of tensor memory" in report.reason and not report.counts["tcgen05_mma"]
-            )  # it is a trap
+            # it is a trap
+            assert "columns of tensor memory" in report.reason and not report.counts["tcgen05_mma"]
         else:
-            assert report.launchable and report.counts["block_scale"] > 0 and report.spills <= 16, (
-                report.reason
-            )
-            assert (
-                report.tmem == 512
-            )  # one accumulator of 256 columns or two of 128, and scales: a power of two
+            assert report.launchable and report.counts["block_scale"] > 0, report.reason
+            assert report.spills <= 16, report.reason
+            # one accumulator of 256 columns or two of 128, and scales: a power of two
+            assert report.tmem == 512
 
 
 def refused(message, *changes, error=ValueError, form="mxfp4", tiled=False, **options):

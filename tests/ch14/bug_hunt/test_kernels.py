@@ -44,14 +44,8 @@ def test_block_scaled_products_on_the_gpu(name):
     )
     out = torch.full((m, n), float("nan"), device="cuda")
     operands = a.contiguous(), a_scale, b.contiguous(), b_scale, out, m, n, k
-    constants = {
-        "BLOCK_M": 128,
-        "BLOCK_N": 128,
-        "BLOCK_K": 128,
-        "PACKED": packed,
-        "GROUP": group,
-        "FORMAT": kind,
-    }
+    constants = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 128, "PACKED": packed, "GROUP": group}
+    constants |= {"FORMAT": kind}
     kernels.scaled_kernel[m // 128, n // 128](*operands, **constants, num_warps=4, num_stages=2)
     assert check.relative_error(out, expected) < 2**-7  # bf16 has room for both formats' digits
 

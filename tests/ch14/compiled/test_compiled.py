@@ -226,14 +226,10 @@ SAID = """==PROF== Connected to process 2086 (/usr/bin/python3.12)
 
 def test_ncu_counters():
     rows = reading.parse_counters(SAID)
-    assert rows[1] == {
-        "kernel": "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT",
-        "UTMALDG": 163840,
-        "UTMASTG": 32768,
-        "instructions": 6924254 + 2097152 + 163840 + 32768,
-        "LDGSTS": 0,
-        "HGMMA": 2097152,
-    }
+    expected = {"kernel": "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "UTMALDG": 163840}
+    expected |= {"UTMASTG": 32768, "instructions": 6924254 + 2097152 + 163840 + 32768, "LDGSTS": 0}
+    expected |= {"HGMMA": 2097152}
+    assert rows[1] == expected
     assert [[row["UTMALDG"] for row in call] for call in reading.split_at_marks(rows)] == [[163840], []]
     with pytest.raises(ValueError, match="no column"):
         reading.parse_counters("==ERROR== no kernels were profiled")
@@ -268,24 +264,12 @@ ROW = {
 
 def test_no_kernel_claims_tma_without_a_count():
     main, pointwise, _ = experiments.list_kernels(ROW, [])
-    assert main == {
-        "kernel": "nvjet",
-        "us": 10,
-        "share": 10 / 16.1,
-        "UTMALDG": None,
-        "UTMASTG": None,
-        "LDGSTS": None,
-        "proof": "none",
-    }
+    expected = {"kernel": "nvjet", "us": 10, "share": 10 / 16.1, "UTMALDG": None, "UTMASTG": None}
+    expected |= {"LDGSTS": None, "proof": "none"}
+    assert main == expected
     assert (pointwise["kernel"], pointwise["UTMALDG"], pointwise["proof"]) == ("triton_poi_0", 0, "SASS")
-    counted = {
-        "workload": "matmul",
-        "shape": [1, 1, 1],
-        "kernel": "nvjet",
-        "UTMALDG": 8,
-        "UTMASTG": 2,
-        "LDGSTS": 0,
-    }
+    counted = {"workload": "matmul", "shape": [1, 1, 1], "kernel": "nvjet", "UTMALDG": 8, "UTMASTG": 2}
+    counted |= {"LDGSTS": 0}
     assert experiments.list_kernels(ROW, [counted])[0]["proof"] == "ncu"
     assert experiments.list_kernels(ROW, [counted | {"shape": [2, 2, 2]}])[0]["proof"] == "none"
     own = ROW | {"triton": {"nvjet": {"UTMALDG": 2, "UTMASTG": 0, "LDGSTS": 0}}}
@@ -329,13 +313,10 @@ def test_a_mode_whose_candidates_were_timed_has_no_compile_time():
     )
     modes = ("eager", "persistent-tma", "max-autotune", TUNED, "default")
     rows = compiled_worker.measure_modes(answers, "mlp", (1, 8, 8), modes, timed=False)
-    assert [(row["name"], row.get("caches"), "compile_s" in row) for row in rows] == [
-        ("eager", None, True),
-        ("persistent-tma", "persistent-tma", True),
-        ("max-autotune", "persistent-tma", False),
-        (TUNED, "persistent-tma", False),
-        ("default", "default", True),
-    ]
+    expected = [("eager", None, True), ("persistent-tma", "persistent-tma", True)]
+    expected += [("max-autotune", "persistent-tma", False), (TUNED, "persistent-tma", False)]
+    expected += [("default", "default", True)]
+    assert [(row["name"], row.get("caches"), "compile_s" in row) for row in rows] == expected
     found = [request["folder"].rsplit("/", 1)[1] for request in asked]
     assert found == ["eager", "persistent-tma", "persistent-tma", "persistent-tma", "default"]
     alone = compiled_worker.measure_modes(answers, "mlp", (1, 8, 8), ("max-autotune", TUNED), timed=False)

@@ -68,9 +68,8 @@ def test_the_sizes_are_those_of_an_8_billion_parameter_model():
     parameters = sum(n * k for n, k in Sizes().weights.values())
     assert parameters == 218_103_808
     assert 32 * parameters + 2 * 128256 * 4096 == pytest.approx(8.03e9, rel=1e-3)  # 32 blocks, two embeddings
-    assert Sizes().count_flops(4096) == pytest.approx(
-        2 * 4096 * parameters + 4 * 4096 * 4096**2 / 2, rel=1e-4
-    )
+    found = Sizes().count_flops(4096)
+    assert found == pytest.approx(2 * 4096 * parameters + 4 * 4096 * 4096**2 / 2, rel=1e-4)
 
 
 @pytest.mark.parametrize("rows", [2, 16, 17, 130])
@@ -78,11 +77,8 @@ def test_quantised_layers_multiply_what_they_stand_for(rows):
     x, weight = torch.randn(rows, 256).bfloat16(), (torch.randn(384, 256) * 0.02).bfloat16()
     x[0] = 0
     (values, scales), (codes, blocks) = decoder_block.quantise_rows(x), decoder_block.quantise_weight(weight)
-    assert (
-        (scales.shape, blocks.shape) == ((rows, 2), (3, 2))
-        and scales.T.is_contiguous()
-        and values.is_contiguous()
-    )
+    assert (scales.shape, blocks.shape) == ((rows, 2), (3, 2)) and scales.T.is_contiguous()
+    assert values.is_contiguous()
     found = fp8_gemm.spec(values, codes.T, scales, blocks.T)
     assert check.relative_error(found, x.double() @ weight.double().T) < 0.08 and not found[0].any()
     assert values.float().abs().max() == codes.float().abs().max() == decoder_block.E4M3_MAX
@@ -96,9 +92,8 @@ def test_the_course_s_attention_takes_few_tokens_with_grouped_queries(tokens):
     rows = torch.randn(1, tokens, 8, 64).half()
     q, k, v = (part.transpose(1, 2) for part in rows.split((4, 2, 2), 2))
     found = decoder_block.attend_tiles(q, k, v)
-    assert (
-        check.relative_error(found, attention.spec(q, k, v, is_causal=True)) < check.TOLERANCE[torch.float16]
-    )
+    seen = check.relative_error(found, attention.spec(q, k, v, is_causal=True))
+    assert seen < check.TOLERANCE[torch.float16]
 
 
 @pytest.mark.compile
@@ -157,9 +152,8 @@ def test_the_kernels_of_a_call_are_divided_by_kind():
         ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16>(Params)", 6.0),
         ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<float, 4>(float*)", 1.0),
     ]
-    assert decoder_timing.divide_kernels(call * 2, 2) == pytest.approx(
-        {"launches": 10, "products_ms": 0.071, "attention_ms": 0.007, "other_ms": 0.004}
-    )
+    expected = pytest.approx({"launches": 10, "products_ms": 0.071, "attention_ms": 0.007, "other_ms": 0.004})
+    assert decoder_timing.divide_kernels(call * 2, 2) == expected
     assert decoder_timing.divide_kernels(call, 3) == decoder_timing.divide_kernels([], 3) == {}
 
 

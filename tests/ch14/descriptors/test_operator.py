@@ -95,9 +95,8 @@ def test_pointers_take_what_descriptors_do_not():
 def test_a_ragged_source_is_fine_where_the_result_is_whole():
     """A load past the end of a row gives zeros; it is the store that knows only whole units."""
     x = torch.randn(8, 72, device=WHERE)[:, :66]
-    with pytest.raises(
-        ValueError, match="a row of out must end at a multiple of 16 bytes.* behind its 264 bytes"
-    ):
+    says = "a row of out must end at a multiple of 16 bytes.* behind its 264 bytes"
+    with pytest.raises(ValueError, match=says):
         descriptors.copy(x, out=torch.empty(8, 68, device=WHERE)[:, :66], config="tile_host")
 
 
@@ -138,9 +137,8 @@ def test_ptx_and_sass_hold_what_a_variant_teaches():
             assert "sm_100 or higher" in row["reason"]
             continue
         assert row["status"] == "ok", row["reason"]
-        assert (
-            row["spills"] == 0 or row["target"] != "sm_90a"
-        )  # the ptxas in Triton 3.6 keeps a stack for sm_120a
+        # the ptxas in Triton 3.6 keeps a stack for sm_120a
+        assert row["spills"] == 0 or row["target"] != "sm_90a"
         assert (row["tma_load"] > 0, row["tma_store"] > 0) == (uses_descriptors, uses_descriptors), row
         assert ("tile::gather4" in report.ptx) == (config.way == "gather4"), row
         assert (row["tensormap_replace"] > 0) == (config.way == "device"), row
@@ -258,9 +256,8 @@ def test_bad_argument_is_one_sentence(op, given, config, message):
 
 def test_a_target_that_cannot_is_said():
     four = configs("gather")["gather4"]
-    assert four.rejection("sm_90a") == (
-        "sm_90a has no tile::gather4 (sm_100a and newer have): take rows_host, a load for each row."
-    )
+    expected = "sm_90a has no tile::gather4 (sm_100a and newer have): take rows_host, a load for each row."
+    assert four.rejection("sm_90a") == expected
     assert four.rejection("sm_121a") == "" and configs("copy")["tile_pointers"].rejection("sm_80") == ""
     assert (
         configs("copy")["tile_host"]
@@ -304,9 +301,8 @@ def test_a_launch_in_a_thread_and_in_a_graph(name):
 @pytest.mark.gpu
 def test_what_does_not_fit_is_said_before_a_launch():
     x = torch.zeros(1024, 1024, device="cuda")
-    with pytest.raises(
-        device.Unsupported, match="host · 256×256 · .* cannot run on sm_.*: OutOfResources: .*shared"
-    ):
+    says = "host · 256×256 · .* cannot run on sm_.*: OutOfResources: .*shared"
+    with pytest.raises(device.Unsupported, match=says):
         descriptors.prepare("copy", x, config=TileConfig("host", 256, 256))
     with pytest.raises(device.Unsupported, match="a descriptor needs its tensors on a GPU; they are on cpu"):
         descriptors.copy(torch.zeros(8, 8))

@@ -18,10 +18,8 @@ from tilelab.runtime import build, device
 HERE = device.current()
 WHERE = "cuda" if HERE.capability else "cpu"
 MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
-FEW, MORE = (
-    "128×2048 · 8 warps · 4 stages · registers",
-    "256×1024 · 8 warps · 2 stages · registers",
-)  # the choice up to 8 tokens, and up to 16
+# the choice up to 8 tokens, and up to 16
+FEW, MORE = ("128×2048 · 8 warps · 4 stages · registers", "256×1024 · 8 warps · 2 stages · registers")
 SMALL = DecodeConfig("plain", 16, 128, 4, 1)
 EVERY = [
     *fp4_decode.configs(16).values(),
@@ -73,9 +71,8 @@ def matches(config, shapes):
         first = launch().clone()
         assert check.relative_error(first, spec(x, weight, scales)) < 2**-8, (config, m, n, k)
         assert not touched(), (config, m, n, k)
-        assert first.data_ptr() != out.data_ptr() and torch.equal(
-            launch(), first
-        )  # the counters are back at zero
+        # the counters are back at zero
+        assert first.data_ptr() != out.data_ptr() and torch.equal(launch(), first)
         assert all(torch.equal(now, before) for now, before in zip((x, weight, scales), kept))
 
 
@@ -240,9 +237,8 @@ def test_the_scan_marks_scales_over_128():
 def test_a_scan_decides_before_the_first_product():
     for config, m in ((fp4_decode.configs(8)[FEW], 8), (fp4_decode.configs(16)[MORE], 16)):
         report = build.build_one(fp4_decode.job(config, "sm_90a", m))
-        assert (
-            report.launchable and not report.spills and report.registers <= 128
-        )  # two programs of 256 threads per SM
+        # two programs of 256 threads per SM
+        assert report.launchable and not report.spills and report.registers <= 128
         assert "BRA.DIV" not in report.sass  # the compiler knows that all threads take the same loop
         assert asked_before_decoded(report)
         weights = [place.start() for place in re.finditer(r"LDG\.E\.128", report.sass)]
@@ -429,9 +425,8 @@ def test_weights_stay_in_registers_and_cost_few_instructions():
         report = build.build_one(fp4_decode.job(config, "sm_90a", m))
         loop = main_loop(report)
         assert "LDG.E.128" in report.sass and "HMUL2.BF16" in report.sass
-        assert report.sass.index("LDG.E.128") < report.sass.index(
-            "ACQBULK"
-        )  # weights do not wait; all else does
+        # weights do not wait; all else does
+        assert report.sass.index("LDG.E.128") < report.sass.index("ACQBULK")
         assert asked_before_decoded(report)
         assert not loop["STS"] and not loop["BAR"] and not loop["SHFL"] and not loop["LDL"]
         weights_per_lane = config.block_n * 128 * config.num_stages / (32 * config.num_warps)

@@ -44,13 +44,8 @@ def test_numbers_and_midpoints_round_to_the_codes_of_python(page):
     for name, element in ELEMENTS.items():
         numbers = number_formats.magnitudes(element).double()
         middles = ((numbers[1:] + numbers[:-1]) / 2).tolist()
-        values = [
-            *numbers.tolist(),
-            *middles,
-            *(math.nextafter(each, 0) for each in middles),
-            1e30,
-            *(source.gauss(0, 1) * 2 ** source.randint(-20, 20) for _ in range(200)),
-        ]
+        values = [*numbers.tolist(), *middles, *(math.nextafter(each, 0) for each in middles), 1e30]
+        values += [*(source.gauss(0, 1) * 2 ** source.randint(-20, 20) for _ in range(200))]
         cases += [[name, sign * value] for value in values for sign in (1, -1)]
     found = evaluate(
         page, "formats", "given[1].map(([name, value]) => encode(given[0][name], value))", [GIVEN, cases]

@@ -26,18 +26,9 @@ def run_ptx(text: str, inputs: list[np.ndarray]) -> np.ndarray:
         bytes_ = [(word >> np.uint32(8 * i)) & np.uint32(255) for word in (a, b) for i in range(4)]
         return sum(bytes_[(int(selector) >> (4 * i)) & 7] << np.uint32(8 * i) for i in range(4))
 
-    steps = {
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "shl": np.left_shift,
-        "shr": np.right_shift,
-        "mov": lambda a: a,
-        "prmt": permute,
-        "abs": np.abs,
-        "mul": lambda a, b: a * b,
-        "add": lambda a, b: a + b,
-        "fma": lambda a, b, c: a * b + c,
-    }
+    steps = {"and": np.bitwise_and, "or": np.bitwise_or, "shl": np.left_shift, "shr": np.right_shift}
+    steps |= {"mov": lambda a: a, "prmt": permute, "abs": np.abs, "mul": lambda a, b: a * b}
+    steps |= {"add": lambda a, b: a + b, "fma": lambda a, b, c: a * b + c}
     for opcode, operands in re.findall(r"^([a-z]\S*) (.*);$", text, re.MULTILINE):
         target, *names = operands.split(", ")
         as_float = opcode.endswith("f32") and not opcode.startswith("mov")

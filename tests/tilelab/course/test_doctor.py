@@ -400,9 +400,8 @@ def test_a_child_that_dies(monkeypatch):
     died = subprocess.CompletedProcess([], -6, "", "LLVM ERROR: cannot select\nstack dump")
     monkeypatch.setattr(doctor.subprocess, "run", lambda *args, **kwargs: died)
     row = doctor._prove_compiled("")
-    assert row == Row(
-        "torch.compile", "failed", "the process ended with status -6: LLVM ERROR: cannot select"
-    )
+    expected = Row("torch.compile", "failed", "the process ended with status -6: LLVM ERROR: cannot select")
+    assert row == expected
 
 
 def test_a_child_that_hangs(monkeypatch):

@@ -78,14 +78,9 @@ def test_the_summary_ends_with_the_failures_and_the_counts(monkeypatch, capsys):
         },
     )
     assert suite.main(["unit"]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "The slowest tests:",
-        "  12.3 s  test_it::test_a",
-        "   0.1 s  test_it::test_b",
-        "These tests failed:",
-        "test_it::test_b",
-        "2 passed, 1 failed, 3 skipped in 61 s",
-    ]
+    expected = ["The slowest tests:", "  12.3 s  test_it::test_a", "   0.1 s  test_it::test_b"]
+    expected += ["These tests failed:", "test_it::test_b", "2 passed, 1 failed, 3 skipped in 61 s"]
+    assert capsys.readouterr().out.splitlines() == expected
 
 
 def test_processes_fit_the_gpu(monkeypatch):

@@ -174,29 +174,16 @@ def test_instructions_that_exchange_values():
     kernel[1, 32](out, counter)
     lanes = torch.arange(32, dtype=torch.int32)
     tile = torch.arange(64, dtype=torch.int16).reshape(8, 8)
-    expected = [
-        lanes ^ 1,
-        torch.where(lanes < 4, 100, lanes - 4),
-        torch.full_like(lanes, 15),
-        torch.full_like(lanes, 496),
-        (lanes == 0).int(),
-        tile.T.contiguous().view(torch.int32).flatten(),
-        tile.view(torch.int32).flatten(),
-        torch.where(lanes < 16, 6 + 9000, 12 + 15000),
-    ]
+    expected = [lanes ^ 1, torch.where(lanes < 4, 100, lanes - 4), torch.full_like(lanes, 15)]
+    expected += [torch.full_like(lanes, 496), (lanes == 0).int()]
+    expected += [tile.T.contiguous().view(torch.int32).flatten(), tile.view(torch.int32).flatten()]
+    expected += [torch.where(lanes < 16, 6 + 9000, 12 + 15000)]
     assert [part.tolist() for part in out.reshape(8, 32)] == [part.tolist() for part in expected]
     assert counter.item() == 496
 
 
-TYPES = {
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "tf32": torch.float32,
-    "e4m3": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2,
-    "s8": torch.int8,
-    "u8": torch.uint8,
-}
+TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32, "e4m3": torch.float8_e4m3fn}
+TYPES |= {"e5m2": torch.float8_e5m2, "s8": torch.int8, "u8": torch.uint8}
 
 
 def draw(shape, name):
@@ -304,19 +291,11 @@ def test_wgmma(width, a, b, in_registers, transposed, negative):
     b_place = f"(i % {width // 2} / 4 * 64 + i / {width // 2} * 4 + i % 4)" if transposed else "PLACE(i, 8)"
     # NVRTC takes no names of operands
     registers = "{" + ", ".join(f"%{width // 2 + 3 + i}" for i in range(4)) + "}"
-    macros = {
-        "WIDTH": width,
-        "PLACE(i, r)": place,
-        "B_PLACE": b_place,
-        "B_STRIDE": 256,
-        "SHAPE": f'"{width}k{depth}.{sums}.{a}.{b}"',
-        "NAMES": f'"{", ".join(names)}"',
-        "A_NAME": f'"{registers}"' if in_registers else f'"%{width // 2}"',
-        "B_NAME": f'"%{width // 2 + 1}"',
-        "STEP": f'"%{width // 2 + 2}"',
-        "FLAGS": f'"{flags}"',
-        "OPERANDS": operands,
-    }
+    macros = {"WIDTH": width, "PLACE(i, r)": place, "B_PLACE": b_place, "B_STRIDE": 256}
+    macros |= {"SHAPE": f'"{width}k{depth}.{sums}.{a}.{b}"', "NAMES": f'"{", ".join(names)}"'}
+    macros |= {"A_NAME": f'"{registers}"' if in_registers else f'"%{width // 2}"'}
+    macros |= {"B_NAME": f'"%{width // 2 + 1}"', "STEP": f'"%{width // 2 + 2}"', "FLAGS": f'"{flags}"'}
+    macros |= {"OPERANDS": operands}
     source = "".join(f"#define {name} {value}\n" for name, value in macros.items()) + GROUP
     left, right = draw((64, depth), a), draw((width, depth), b)
     given = right.T.contiguous() if transposed else right

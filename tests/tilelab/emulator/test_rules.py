@@ -156,6 +156,10 @@ WRONG = {
         "overwrites register 2 of A of this wgmma before wgmma_wait",
         {"block": 128},
     ),
+    "a prefetch of a part of 16 bytes": (
+        'asm volatile("cp.async.bulk.prefetch.L2.global [%0], 20;" ::"l"(x) : "memory");',
+        "of 20 bytes at .*: both must be multiples of 16",
+    ),
     "barrier 0 for half of the block": (
         HALF.replace("ORDER", ""),
         "comes to barrier 0 in .*: __syncthreads\\(\\) is barrier 0",

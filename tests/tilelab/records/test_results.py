@@ -246,9 +246,8 @@ def test_a_disk_that_is_full_loses_nothing(own_folder, on, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        OSError, match=f"{path} cannot be written .No space left on device.; nothing that it held is"
-    ):
+    says = f"{path} cannot be written .No space left on device.; nothing that it held is"
+    with pytest.raises(OSError, match=says):
         results.save(results.make_record("gemm", [], ""))
     assert path.read_text() == before and os.listdir(path.parent) == ["gemm.json"]
 
@@ -317,9 +316,8 @@ def test_too_little_memory_is_said(own_folder, on, monkeypatch):
     on(H200)
     monkeypatch.setenv("TILES_RECORD", "1")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 << 30, 140 << 30))
-    with pytest.raises(
-        device.Unsupported, match="^gemm: the GPU has too little free memory; other processes"
-    ):
+    says = "^gemm: the GPU has too little free memory; other processes"
+    with pytest.raises(device.Unsupported, match=says):
         results.live_or_recorded("gemm", run, "aaaabbbb")
     assert not os.listdir(own_folder)
 

@@ -152,13 +152,8 @@ def test_a_cubin_is_compiled_once(cubins, compiled):
 def test_what_goes_into_a_cubin_tells_it_apart(compiled):
     given = {"source": FILL, "target": "sm_90a", "options": ["-DVALUE=7"]}
     first = cuda.compile_cubin(**given)
-    changes = (
-        {"source": FILL + " "},
-        {"target": "sm_100a"},
-        {"options": ["-DVALUE=8"]},
-        {"name": "other.cu"},
-        {"options": ["-DVALUE=7", "-DOTHER"]},
-    )
+    changes = ({"source": FILL + " "}, {"target": "sm_100a"}, {"options": ["-DVALUE=8"]})
+    changes += ({"name": "other.cu"}, {"options": ["-DVALUE=7", "-DOTHER"]})
     for number, changed in enumerate(changes, 2):
         cuda.compile_cubin(**{**given, **changed})
         assert len(compiled) == number, changed

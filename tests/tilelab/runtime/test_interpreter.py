@@ -154,22 +154,8 @@ def test_16_bit_numbers_are_rounded_after_each_operation(dtype):
 
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2, torch.float8_e4m3fn]
-SPECIAL = [
-    0.0,
-    -0.0,
-    1.0625,
-    1.1875,
-    448.0,
-    464.0,
-    500.0,
-    57344.0,
-    61440.0,
-    65519.0,
-    65520.0,
-    1e30,
-    -1e30,
-    0.013,
-]
+SPECIAL = [0.0, -0.0, 1.0625, 1.1875, 448.0, 464.0, 500.0, 57344.0, 61440.0, 65519.0, 65520.0, 1e30, -1e30]
+SPECIAL += [0.013]
 SPECIAL += [
     2.0**-9,
     2.0**-10,
@@ -406,9 +392,8 @@ def test_autotune_asks_the_performance_model():
 def test_a_launch_that_no_gpu_takes_is_refused():
     with pytest.raises(KeyError, match="double_twice_kernel has no parameter BLOCKS"):
         double_twice_kernel[(1,)](torch.zeros(8), torch.zeros(8), 8, BLOCKS=8)
-    with pytest.raises(
-        triton.runtime.errors.InterpreterError, match="takes no int64 of numpy: pass value.item()"
-    ):
+    says = "takes no int64 of numpy: pass value.item()"
+    with pytest.raises(triton.runtime.errors.InterpreterError, match=says):
         integers_kernel[(1,)](torch.zeros(1), torch.zeros(2), 1, np.int64(1), 0.5)
     with pytest.raises(TypeError, match=r"a grid is a tuple, such as \(4,\), not 2"):
         double_twice_kernel[2](torch.zeros(8), torch.zeros(8), 8)

@@ -5,14 +5,8 @@ from cases import cases
 
 from tilelab.runtime import spoken
 
-PHRASES = {
-    "block_m block_n": "{}×{}",
-    "num_warps": "{} warps",
-    "kernel": "{}",
-    "parts": "C in {} parts",
-    "programs": "{} programs per SM",
-    "pdl": "early",
-}
+PHRASES = {"block_m block_n": "{}×{}", "num_warps": "{} warps", "kernel": "{}", "parts": "C in {} parts"}
+PHRASES |= {"programs": "{} programs per SM", "pdl": "early"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,20 +21,8 @@ from tilelab.sweeps import quick, sweep, tune
 
 GPU = "NVIDIA H200"
 WHOLE, SPLIT = GemmConfig(128, 128, 64, 4, 3, "persistent"), GemmConfig(64, 64, 128, 4, 4, "split", splits=2)
-ROW = {
-    "m": 64,
-    "n": 4096,
-    "k": 8192,
-    "dtype": "bf16",
-    "config": WHOLE,
-    "us": 20.0,
-    "peer": "cuBLAS",
-    "peer_us": 20.0,
-    "ratio": 1.0,
-    "spread": 0.02,
-    "tried": 9,
-    "source": "1",
-}
+ROW = {"m": 64, "n": 4096, "k": 8192, "dtype": "bf16", "config": WHOLE, "us": 20.0, "peer": "cuBLAS"}
+ROW |= {"peer_us": 20.0, "ratio": 1.0, "spread": 0.02, "tried": 9, "source": "1"}
 
 WRITTEN = ROW | {"name": "whole", "config": {}}  # as a file holds it
 
@@ -125,9 +113,8 @@ def test_a_damaged_table_is_left_as_it_is_and_serves_nobody(damage):
     path.parent.mkdir(parents=True)
     path.write_text(damage)
     assert find(64, 4096, 8192) is None
-    with pytest.raises(
-        ValueError, match="is no table of tuned configurations for NVIDIA H200 .*: mend it or delete"
-    ):
+    says = "is no table of tuned configurations for NVIDIA H200 .*: mend it or delete"
+    with pytest.raises(ValueError, match=says):
         tuned.keep("gemm", [ROW], GPU)
     assert path.read_text() == damage
 

@@ -34,9 +34,8 @@ def test_there_is_no_cell_outside_a_notebook(monkeypatch):
 @pytest.mark.compile
 @pytest.mark.parametrize("cell", ["the cell", ""])
 def test_a_cell_that_is_executed_again_cancels_its_sweep(monkeypatch, tmp_path, cell):
-    monkeypatch.setenv(
-        "TRITON_CACHE_DIR", str(tmp_path / "cache")
-    )  # what is built already would be too quick
+    # what is built already would be too quick
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(running_sweeps, "find_cell", lambda: cell)
     monkeypatch.setattr(running_sweeps, "DRAW_S", 0.01)
     choice = {"preset": "the course's 4", "target": "sm_90a", "shape": "512,512"}

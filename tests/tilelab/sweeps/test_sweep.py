@@ -118,22 +118,10 @@ def test_speed_beside_the_peer_counts_and_finals_before_it():
     assert sweep.sort_by_speed([row("slow", ms=2.0), row("quick", ms=1.0)])[0]["kernel"] == "quick"
 
 
-ODD = {
-    "ratio": "NaN or infinity",
-    "infinite": "NaN or infinity",
-    "huge": "ms must be a finite number",
-    "no status": "None",
-    "text": "'fast'",
-    "list": "TypeError",
-    "set": "no attribute 'item'",
-    "surrogate": "\udc80",
-    "long": "xxx",
-    "raises": "the true reason",
-    "label": "no label",
-    "reject": "ZeroDivisionError",
-    "predicted text": "it is 'soon'",
-    "predicted NaN": "it is nan",
-}
+ODD = {"ratio": "NaN or infinity", "infinite": "NaN or infinity", "huge": "ms must be a finite number"}
+ODD |= {"no status": "None", "text": "'fast'", "list": "TypeError", "set": "no attribute 'item'"}
+ODD |= {"surrogate": "\udc80", "long": "xxx", "raises": "the true reason", "label": "no label"}
+ODD |= {"reject": "ZeroDivisionError", "predicted text": "it is 'soon'", "predicted NaN": "it is nan"}
 
 
 def test_an_odd_answer_is_one_row_that_failed(space, journal):
@@ -396,13 +384,8 @@ def run_script(folder, code, *arguments, **options):
     )
 
 
-ODD_PROCESS = {
-    "exit": "exit status 0",
-    "leaves a process": "SIGABRT",
-    "hang": "no answer within",
-    "fork": "",
-    "closes": "",
-}
+ODD_PROCESS = {"exit": "exit status 0", "leaves a process": "SIGABRT", "hang": "no answer within", "fork": ""}
+ODD_PROCESS |= {"closes": ""}
 
 
 @pytest.mark.fault

@@ -13,25 +13,10 @@ pytestmark = pytest.mark.browser
 LINES, LIMIT_MS = 5000, 200
 
 # A diff that is known: the right listing leaves one line out, changes one and adds two.
-LEFT = [
-    ["", "a"],
-    ["tma", "UTMALDG.2D [UR8], [UR4]"],
-    ["", "b R1"],
-    ["barrier", "SYNCS R2"],
-    ["", "gone"],
-    ["", "c"],
-    ["mma", "HGMMA R8"],
-]
-RIGHT = [
-    ["", "a"],
-    ["tma", "UTMALDG.2D [UR10], [UR6]"],
-    ["", "b R7"],
-    ["barrier", "SYNCS R2"],
-    ["", "c"],
-    ["store", "STS R1"],
-    ["", "new"],
-    ["mma", "HGMMA R8"],
-]
+LEFT = [["", "a"], ["tma", "UTMALDG.2D [UR8], [UR4]"], ["", "b R1"], ["barrier", "SYNCS R2"], ["", "gone"]]
+LEFT += [["", "c"], ["mma", "HGMMA R8"]]
+RIGHT = [["", "a"], ["tma", "UTMALDG.2D [UR10], [UR6]"], ["", "b R7"], ["barrier", "SYNCS R2"], ["", "c"]]
+RIGHT += [["store", "STS R1"], ["", "new"], ["mma", "HGMMA R8"]]
 TEXTS = """side => {
     const rows = document.querySelectorAll('.tiles-code-lines')[side].querySelectorAll('.tiles-code-row');
     return [...rows].map(row => [...row.children].map(part => part.textContent.trim()).join('|'));
@@ -57,17 +42,9 @@ def show(browser, tmp_path):
 
 def test_differences_are_marked(show):
     page = show(listing(LEFT), listing(RIGHT))
-    assert page.evaluate(TEXTS, 0) == [
-        "1|||a",
-        "2|T||UTMALDG.2D [UR8], [UR4]",
-        "3|||b R1",
-        "4|B||SYNCS R2",
-        "5||+|gone",
-        "6|||c",
-        "|||",
-        "|||",
-        "7|M||HGMMA R8",
-    ]
+    expected = ["1|||a", "2|T||UTMALDG.2D [UR8], [UR4]", "3|||b R1", "4|B||SYNCS R2", "5||+|gone", "6|||c"]
+    expected += ["|||", "|||", "7|M||HGMMA R8"]
+    assert page.evaluate(TEXTS, 0) == expected
     assert page.evaluate(TEXTS, 1)[4:8] == ["|||", "5|||c", "6|S|+|STS R1", "7||+|new"]
     assert page.get_by_text("3 lines differ.").count() == 1
     page.get_by_role("button", name="register numbers").click()

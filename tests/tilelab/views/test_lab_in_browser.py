@@ -95,16 +95,9 @@ PALE = (
 )
 
 
-LAB = (
-    "jupyterlab",
-    "--ip=127.0.0.1",
-    "--port={port}",
-    "--ServerApp.port_retries=0",
-    "--no-browser",
-    "--allow-root",
-    "--IdentityProvider.token={token}",
-    "--ServerApp.contents_manager_class=tilelab.course.lab.NotebookContents",
-)
+LAB = ("jupyterlab", "--ip=127.0.0.1", "--port={port}", "--ServerApp.port_retries=0", "--no-browser")
+LAB += ("--allow-root", "--IdentityProvider.token={token}")
+LAB += ("--ServerApp.contents_manager_class=tilelab.course.lab.NotebookContents",)
 
 
 def test_in_jupyterlab(browser, tmp_path):

@@ -87,15 +87,10 @@ def test_a_ptx_listing_keeps_what_the_kernel_does():
 
 
 def test_a_sass_listing_has_labels_for_addresses():
-    assert listing.read_sass(SASS) == [
-        ["", "  LDC R1, c[0x0][0x28]"],
-        ["", "  @P0 BRA .L1"],
-        ["tma", "  @UP0 UTMALDG.2D [UR8], [UR4]"],
-        ["", ".L1:"],
-        ["barrier", "  SYNCS.ARRIVE.TRANS64 R2, [R3+0x30]"],
-        ["", ".L2:"],
-        ["", "  BRA .L2"],
-    ]
+    expected = [["", "  LDC R1, c[0x0][0x28]"], ["", "  @P0 BRA .L1"]]
+    expected += [["tma", "  @UP0 UTMALDG.2D [UR8], [UR4]"], ["", ".L1:"]]
+    expected += [["barrier", "  SYNCS.ARRIVE.TRANS64 R2, [R3+0x30]"], ["", ".L2:"], ["", "  BRA .L2"]]
+    assert listing.read_sass(SASS) == expected
 
 
 @cases(

@@ -74,15 +74,9 @@ def test_every_sentence_of_500_random_maps_and_loads_is_python_s(page):
 def test_the_first_broken_rule_is_python_s(page):
     given, expected = [], []
     for made in microscope_audit.make_random_maps(200):
-        arguments = {
-            "shape": made.shape,
-            "strides": made.strides,
-            "itemsize": made.itemsize,
-            "address": made.start,
-            "box": made.box,
-            "fill": made.fill,
-            "floating": DTYPES[made.dtype].is_floating_point,
-        }
+        arguments = {"shape": made.shape, "strides": made.strides, "itemsize": made.itemsize}
+        arguments |= {"address": made.start, "box": made.box, "fill": made.fill}
+        arguments |= {"floating": DTYPES[made.dtype].is_floating_point}
         given.append(arguments | {"swizzle": tensor_map.SWIZZLES[made.swizzle], "swizzleName": made.swizzle})
         try:
             expected.append(tensor_map.check_describable(**arguments, swizzle=made.swizzle))

@@ -162,11 +162,8 @@ def test_every_choice_draws(kernel, screen):
         for value in reversed(offered[name]):
             choose(shown, **{name: value})
             assert not seen.data["state"]["problem"] and seen.data["rows"] and shown.values[name] == value
-            assert (
-                len(seen.data["rows"])
-                == len(seen.data["choice"]["keys"])
-                == len(seen.data["choice"]["reprs"])
-            )
+            found = len(seen.data["choice"]["keys"])
+            assert len(seen.data["rows"]) == found == len(seen.data["choice"]["reprs"])
     assert len(json.dumps(shown.stored_data())) < 300_000
 
 
@@ -343,16 +340,11 @@ def test_recorded_rows_show_before_anything_runs_and_only_for_their_target(scree
     assert label in seen.data["choice"]["source"] and seen.data["choice"]["roofline"]["flat"]
     assert sum("ratio" in row for row in seen.of_status("ok")) > 50
     assert all(row["from_record"] for row in seen.of_status("ok"))
-    assert (
-        "rank correlation" in seen.said
-        and "Why: " in seen.data["state"]["cause"]
-        and "fastest, recorded" in seen.said
-    )
+    assert "rank correlation" in seen.said and "Why: " in seen.data["state"]["cause"]
+    assert "fastest, recorded" in seen.said
     timed = len(seen.of_status("ok"))
-    assert (
-        f"{timed} of 96 have a recorded time · 28 of 96 cannot run · press Run to build the others"
-        in seen.said
-    )
+    found = f"{timed} of 96 have a recorded time · 28 of 96 cannot run · press Run to build the others"
+    assert found in seen.said
     assert not seen.data["state"]["done"]
     choose(shown, target="sm_100a")
     assert label not in str(seen.data["choice"]) and seen.data["state"]["best"] is None
@@ -392,9 +384,8 @@ def test_the_note_s_proposed_six_show_their_recorded_results():
         if row["name"] == "proposed" and row["shape"] == [4096] * 3 and row["status"] == "ok"
     }
     rows = {row["kernel"]: row for row in shown.box.data["rows"] if "ratio" in row}
-    assert {name: row["ratio"] for name, row in rows.items()} == pytest.approx(ratios, rel=1e-4) and len(
-        rows
-    ) == 2
+    assert {name: row["ratio"] for name, row in rows.items()} == pytest.approx(ratios, rel=1e-4)
+    assert len(rows) == 2
     assert all("row by row" in row["note"] for row in rows.values())
     assert sum(row["status"] == "rejected" for row in shown.rows()) == 4
 
@@ -402,15 +393,10 @@ def test_the_note_s_proposed_six_show_their_recorded_results():
 def test_a_damaged_record_is_drawn_as_far_as_it_can_be(screen):
     record = COPY.load_record()
     good = [row for row in record.rows if row["name"] == "course" and row["status"] == "ok"]
-    damage = [
-        {"error": "oops"},
-        {"ms": 10**400},
-        {"ratio": "fast"},
-        {"reason": 7, "status": "failed"},
-        {"final_ms": [1], "tflops": {}, "counts": 3},
-        {"reason": "half \ud800 of a pair", "status": "wrong"},
-        {"counts": {"x": float("nan"), 3: "y"}, "registers": float("nan")},
-    ]
+    damage = [{"error": "oops"}, {"ms": 10**400}, {"ratio": "fast"}, {"reason": 7, "status": "failed"}]
+    damage += [{"final_ms": [1], "tflops": {}, "counts": 3}]
+    damage += [{"reason": "half \ud800 of a pair", "status": "wrong"}]
+    damage += [{"counts": {"x": float("nan"), 3: "y"}, "registers": float("nan")}]
     damaged = [row | change for row, change in zip(good * 2, damage)]
     for rows in [damaged, damaged[4:], [{}], [{**good[0], "status": "?"}], [{**good[0], "shape": None}]]:
         bad = results.Record({**record.data, "rows": rows}, live=False)
@@ -536,10 +522,8 @@ def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweeps, scr
     assert not seen.of_status("waiting")
     run(other)
     assert "everything is kept from before; Start over builds again" in seen.said
-    assert (
-        all(row.get("resumed") for row in other.rows())
-        and next(sweeps.glob("*.jsonl")).read_text() == written
-    )
+    assert all(row.get("resumed") for row in other.rows())
+    assert next(sweeps.glob("*.jsonl")).read_text() == written
 
     run(small(shape="512,1024"))
     click(other, "again")
@@ -552,23 +536,20 @@ def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweeps, scr
     recorded = small(shape="1 GiB moved")  # recorded times are laid over what is built here
     seen = screen(recorded)
     run(recorded)
-    assert (
-        len(seen.of_status("ok")) == len(seen.data["rows"]) and "recorded on" in seen.data["choice"]["source"]
-    )
+    assert len(seen.of_status("ok")) == len(seen.data["rows"])
+    assert "recorded on" in seen.data["choice"]["source"]
     assert all(row["from_record"] and row["here"] for row in seen.data["rows"])
     choose(recorded, target="sm_100a")
     run(recorded)
-    assert "recorded" not in str(seen.data["choice"]) and not any(
-        "from_record" in row for row in seen.data["rows"]
-    )
+    assert "recorded" not in str(seen.data["choice"])
+    assert not any("from_record" in row for row in seen.data["rows"])
     assert all(row["registers"] for row in seen.data["rows"])
 
 
 @pytest.mark.compile
 def test_cancel_answers_at_once_and_run_goes_on(tmp_path, monkeypatch, screen):
-    monkeypatch.setenv(
-        "TRITON_CACHE_DIR", str(tmp_path / "cache")
-    )  # what is built already would be too quick
+    # what is built already would be too quick
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     shown = grid_of_96(shape="640,640,640")
     seen = screen(shown)
     click(shown, "run")
@@ -658,9 +639,8 @@ def test_words_and_shades():
     assert panel_rows.shade(2.0, [1.0, 2.0], "ms") == 0
     assert panel_rows.shade(1.0, [1.0, 2.0], "ms") == panel_rows.shade(5, [5], "registers") == 1
     ratios = [0.01, *[0.8] * 9, 1.0, 1.25]  # the outlier does not take the range
-    assert [panel_rows.shade(ratio, ratios, "ratio") for ratio in (0.01, 0.8, 1.0, 1.25)] == pytest.approx(
-        [0, 0, 0.5, 1]
-    )
+    found = [panel_rows.shade(ratio, ratios, "ratio") for ratio in (0.01, 0.8, 1.0, 1.25)]
+    assert found == pytest.approx([0, 0, 0.5, 1])
 
 
 def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
@@ -697,15 +677,8 @@ def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
 
 
 def test_numbers_keep_their_zeros():
-    assert [sentences.format_number(value) for value in (0.028, 0.0277, 25.0, 99.97, 1234.5, 168, None)] == [
-        "0.0280",
-        "0.0277",
-        "25.0",
-        "100",
-        "1,234",
-        "168",
-        "–",
-    ]
+    found = [sentences.format_number(value) for value in (0.028, 0.0277, 25.0, 99.97, 1234.5, 168, None)]
+    assert found == ["0.0280", "0.0277", "25.0", "100", "1,234", "168", "–"]
 
 
 def test_a_picture_a_table_and_the_data_stay_in_the_notebook(outputs, monkeypatch):
@@ -719,10 +692,8 @@ def test_a_picture_a_table_and_the_data_stay_in_the_notebook(outputs, monkeypatc
     assert "</script" not in part.removesuffix("</script></div>")
     picture, table = (output["data"] for output in outputs[1:3])  # at once
     assert picture["image/png"]
-    assert (
-        "recorded on NVIDIA H200" in table["text/plain"]
-        and "128×256×64 · 8 warps · 4 stages · persistent · C in 2 parts" in table["text/plain"]
-    )
+    assert "recorded on NVIDIA H200" in table["text/plain"]
+    assert "128×256×64 · 8 warps · 4 stages · persistent · C in 2 parts" in table["text/plain"]
     for menu, value in (("target", "sm_120a"), ("show", "registers")):
         choose(shown, **{menu: value})
     shown._snapshot_timer.join()

@@ -50,13 +50,8 @@ def test_fields_are_those_of_the_driver():
 def test_fields_have_names_that_the_driver_s_binding_knows():
     from cuda.bindings import driver
 
-    kinds = (
-        driver.CUtensorMapDataType,
-        driver.CUtensorMapInterleave,
-        driver.CUtensorMapSwizzle,
-        driver.CUtensorMapL2promotion,
-        driver.CUtensorMapFloatOOBfill,
-    )
+    kinds = (driver.CUtensorMapDataType, driver.CUtensorMapInterleave, driver.CUtensorMapSwizzle)
+    kinds += (driver.CUtensorMapL2promotion, driver.CUtensorMapFloatOOBfill)
     known = {name for kind in kinds for name in kind.__members__}
     for dtype in map_report.DTYPES:
         for swizzle, promotion, fill in zip(tensor_map.SWIZZLES, tensor_map.PROMOTIONS, ("zero", "nan") * 2):

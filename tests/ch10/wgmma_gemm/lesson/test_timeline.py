@@ -23,14 +23,9 @@ def stamp(clock, kind, step=0, stage=0, phase=0):
 
 def make_group(begin, events, end):
     """Stamps of a warp group: the timer, the clock twice, `events`, the clock, the timer. The clock runs at 2 GHz."""
-    return [
-        (1000 + begin // 2, recorder.TIMED),
-        stamp(begin, recorder.STARTED),
-        stamp(begin + 40, recorder.STARTED),
-        *events,
-        stamp(end, recorder.ENDED),
-        (1000 + end // 2, recorder.TIMED),
-    ]
+    made = [(1000 + begin // 2, recorder.TIMED), stamp(begin, recorder.STARTED)]
+    made += [stamp(begin + 40, recorder.STARTED), *events, stamp(end, recorder.ENDED)]
+    return made + [(1000 + end // 2, recorder.TIMED)]
 
 
 def make_cta(zero=0):
@@ -86,15 +81,9 @@ def test_the_clock_rate_counts_from_the_first_stamp_and_not_from_when_the_barrie
 
 def test_one_warp_group_loads_and_multiplies_in_one_lane():
     r = recorder
-    events = [
-        stamp(100, r.LOADED, 0, 0),
-        stamp(900, r.ARRIVED, 0, 0),
-        stamp(1500, r.MULTIPLIED, 0),
-        stamp(1600, r.LOADED, 1, 0),
-        stamp(2400, r.ARRIVED, 1, 0, 1),
-        stamp(3000, r.MULTIPLIED, 1),
-        stamp(3500, r.STORED),
-    ]
+    events = [stamp(100, r.LOADED, 0, 0), stamp(900, r.ARRIVED, 0, 0), stamp(1500, r.MULTIPLIED, 0)]
+    events += [stamp(1600, r.LOADED, 1, 0), stamp(2400, r.ARRIVED, 1, 0, 1), stamp(3000, r.MULTIPLIED, 1)]
+    events += [stamp(3500, r.STORED)]
     rows, length, ghz = recorder.read_stamps([make_group(0, events, 3600)], one_group=True)
     assert ghz is None  # 3,600 cycles are too short for the GPU's timer
     recording = timeline.make_recording("1 stage", rows, stages=1, gpu="", date="", length=length)

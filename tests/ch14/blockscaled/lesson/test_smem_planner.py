@@ -86,10 +86,8 @@ def test_plans_as_the_library_has_them(dtype, size):
     assert [f"{plan.ab_stages}+{plan.c_stages}" for plan in plans] == known
     for plan in plans:
         block = PACKED[dtype, size]
-        assert plan.choice.scale_columns(packed=True) == {
-            "SFA": block,
-            "SFB": block * (1 + (plan.choice.n > 128)),
-        }
+        found = plan.choice.scale_columns(packed=True)
+        assert found == {"SFA": block, "SFB": block * (1 + (plan.choice.n > 128))}
 
 
 def every(c_dtypes=tuple(smem_planner.C_ITEMSIZE)):
@@ -145,10 +143,8 @@ def test_accumulators_in_tmem():
             overlapped = smem_planner.plan(tile(m, 256, dtype, sf_dtype, size, accumulators="overlapped"))
             assert overlapped.fits and overlapped.tmem == {"accumulators": 464, "SFA": 16, "SFB": 32}
             assert smem_planner.plan(tile(m, 192, dtype, sf_dtype, size)).tmem_columns == 432
-    assert (
-        "(12 if packed)"
-        in smem_planner.plan(tile(256, 256, "Float8E4M3FN", E8M0, 32, accumulators="two")).sentence
-    )
+    found = "(12 if packed)"
+    assert found in smem_planner.plan(tile(256, 256, "Float8E4M3FN", E8M0, 32, accumulators="two")).sentence
     assert "if packed" not in smem_planner.plan(tile(256, 256, accumulators="two")).sentence
 
 
@@ -216,11 +212,8 @@ def test_attempt_1_changes_one_test_of_three_and_has_no_room_there():
 
 def test_attempt_2_changes_one_test_of_three():
     rows = note_attempts.stage_rows()
-    assert [(row["greedy"], row["attempt 2"], row["same kernel"]) for row in rows] == [
-        ("7 + 3", "5 + 10", False),
-        ("5 + 4", "5 + 4", True),
-        ("5 + 5", "5 + 5", True),
-    ]
+    found = [(row["greedy"], row["attempt 2"], row["same kernel"]) for row in rows]
+    assert found == [("7 + 3", "5 + 10", False), ("5 + 4", "5 + 4", True), ("5 + 5", "5 + 5", True)]
     assert [(row["steps per tile"], row["steps per CTA"]) for row in rows] == [(4, 112), (4, 56), (2, 4)]
     assert [row["note says"] for row in rows] == ["7.5% slower", "crash", "2.1% slower"]
     assert rows[2]["steps per CTA"] < 5, "test 3 never comes round its ring"
@@ -239,9 +232,8 @@ def test_littles_law():
     }
     first = flights["test 1"]
     # 2 x 128 x 128 x 256 operations at 9 PFLOP/s over 148 SMs; six stages in flight.
-    assert first.step_us == pytest.approx(8388608 / (9e9 / 148)) and first.hidden_us == pytest.approx(
-        6 * first.step_us
-    )
+    assert first.step_us == pytest.approx(8388608 / (9e9 / 148))
+    assert first.hidden_us == pytest.approx(6 * first.step_us)
     assert first.in_flight == 6 * 28672 and first.memory_bytes == pytest.approx(8e6 / 148)
     assert (first.for_tensor_core, first.for_memory) == (9, 3)
     assert first.speed == pytest.approx(0.828, abs=1e-3)
@@ -254,10 +246,8 @@ def test_floors_of_the_notes_tests():
     load = note_attempts.compute_work(note_attempts.CASES[2].choice(), note_attempts.CASES[2].mnkl)
     bytes_ = 2 * 2048 * (512 // 2 + 512 // 16) + 2048 * 2048 * 2
     assert (load.steps_per_tile, load.steps_per_cta) == (2, 4)  # 256 tiles for 148 CTAs
-    assert (
-        load.memory_us == pytest.approx(bytes_ / 8e6)
-        and load.memory_us < note_attempts.CASES[2].before_us / 20
-    )
+    assert load.memory_us == pytest.approx(bytes_ / 8e6)
+    assert load.memory_us < note_attempts.CASES[2].before_us / 20
     assert load.tensor_core_us == pytest.approx(2 * 2048 * 2048 * 512 / 9e9)
     wide = note_attempts.compute_work(tile(256, 128), (256, 128, 256, 3))
     assert (wide.steps_per_tile, wide.steps_per_cta) == (1, 1)
@@ -267,9 +257,8 @@ def test_the_hopper_sweep_beside_littles_law():
     rows = results.load("ch10_gemm_sweep", "nvidia-h200")["rows"]
     told = note_attempts.hopper_rows(rows)
     assert [row["stages"] for row in told] == [2, 3, 4, 6]
-    ratios = [
-        row["ratio"] for row in told
-    ]  # to the peer beside each: the clock moves between two steps' times
+    # to the peer beside each: the clock moves between two steps' times
+    ratios = [row["ratio"] for row in told]
     assert ratios == sorted(ratios), "more stages, faster"
     assert all(0.75 < row["model_us"] / row["step_us"] < 1.33 for row in told)
     assert note_attempts.hopper_rows(rows, "128 × 1") == []
@@ -329,16 +318,8 @@ def describe(shown):
 
 
 def test_every_menu_changes_what_is_shown():
-    changes = {
-        "mma_tiler_mn": (256, 192),
-        "cluster_shape_mn": (4, 1),
-        "scale": (E4M3, 16),
-        "c_dtype": "Float32",
-        "tile_k": 128,
-        "ab_stages": 4,
-        "c_stages": 3,
-        "accumulators": "one",
-    }
+    changes = {"mma_tiler_mn": (256, 192), "cluster_shape_mn": (4, 1), "scale": (E4M3, 16)}
+    changes |= {"c_dtype": "Float32", "tile_k": 128, "ab_stages": 4, "c_stages": 3, "accumulators": "one"}
     shown = planner_widget.Planner()
     assert all(menu.index is not None for menu in shown.menus.values()), "a menu that shows nothing"
     text = describe(shown)
@@ -367,9 +348,8 @@ def test_two_clicks():
     assert shown.message.value.count("<p") == 1, "the reason is told once"
     shown.menus["mma_tiler_mn"].value = (256, 128)
     shown.buttons["attempt_2"].click()
-    assert (shown.plan.ab_stages, shown.plan.c_stages) == (5, 10) and shown.menus[
-        "accumulators"
-    ].value == "rule"
+    assert (shown.plan.ab_stages, shown.plan.c_stages) == (5, 10)
+    assert shown.menus["accumulators"].value == "rule"
     assert "turns 7 A/B stages into 5" in shown.message.value and "It fits" in shown.message.value
     shown.menus["mma_tiler_mn"].value = (128, 256)  # by hand: the attempt's words go, its stages stay
     assert "Attempt" not in shown.message.value and shown.menus["ab_stages"].value == 5

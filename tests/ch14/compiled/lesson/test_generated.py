@@ -40,13 +40,8 @@ def test_the_listing_says_where_every_buffer_comes_from():
         "assert_size_stride(buf2, 'torch.ops.lesson.f')",
         "buf3 = buf2; del buf2  # reuse",
     ]
-    lines = [
-        "args.clear()",
-        *kept[:3],
-        "assert_alignment(buf2, 16, 'torch.ops.lesson.f')",
-        "del buf1",
-        kept[3],
-    ]
+    lines = ["args.clear()", *kept[:3], "assert_alignment(buf2, 16, 'torch.ops.lesson.f')", "del buf1"]
+    lines += [kept[3]]
     program = generated.Program("\n    ".join(["def call(self, args):", *lines, "return (buf3, )"]))
     assert program.body().splitlines() == kept
 

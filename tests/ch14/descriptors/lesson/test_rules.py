@@ -34,13 +34,9 @@ def test_the_table_says_in_few_words_who_notices():
     table = {row["broken rule"]: row for row in rules.tabulate_outcomes(rules.run_broken_rules.load().rows)}
     assert list(table) == list(RULES) and table["none is broken"]["host"] == "right"
     assert table["rows 16 bytes apart"]["device"] == "wrong, no error"
-    assert table["rows end at 16 bytes"] | {"broken rule": ""} == {
-        "broken rule": "",
-        "the course": "refuses",
-        "TensorDescriptor": "",
-        "host": "overwrites memory",
-        "device": "overwrites memory",
-    }
+    known = {"broken rule": "", "the course": "refuses", "TensorDescriptor": "", "host": "overwrites memory"}
+    known |= {"device": "overwrites memory"}
+    assert table["rows end at 16 bytes"] | {"broken rule": ""} == known
     assert all(len(row[way]) < 20 for row in table.values() for way in rules.WAYS)
 
 
