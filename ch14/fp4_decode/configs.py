@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tilelab.runtime import choice, device, spoken
+from tilelab.runtime import device, spoken
 
 MAX_TOKENS = 64
 SLAB = 128  # columns of a step
@@ -170,24 +170,34 @@ def wgmma_candidates(m: int, n: int, k: int, sms: int) -> dict[str, DecodeConfig
     return found
 
 
+# The model of `predict_us`, fitted to the times of 17 weights at 24 to 64 tokens on an H200. In microseconds, for no
+# tokens and for each of 64: a slab of a row where warps keep an SM busy, and a slab where they are too few.
+ROW_US, SLAB_US, L2_BYTES_PER_US = (0.00163, 0.00203), (0.62, 0.39), 9e6
+SINGLE = 1.22  # times as long take the rows of a CTA that has an SM for itself
+
+
 def predict_us(config: DecodeConfig, m: int, n: int, k: int, sms: int) -> float:
     """Return the time for more than FEW tokens that a model expects.
 
-    In the wgmma kernel, the busiest SM decodes and multiplies, beside the traffic of L2. The registers kernel
-    multiplies with instructions of few tokens.
+    In the wgmma kernel, the busiest SM decodes and multiplies, beside the traffic of L2. CTAs that fill the GPU leave
+    no room for the kernel that arranges the tokens of the next launch. The registers kernel multiplies with
+    instructions of few tokens.
     """
     if config.kernel == "registers":
-        return 4 + n * k / 1e6 * 0.5 * math.ceil(m / GROUP)
+        return 4.5 + n * k / 1e6 * 0.5 * math.ceil(m / GROUP)
     tokens, (tiles, shares) = padded_tokens(m, "wgmma"), config.grid(n, k)
     ctas, resident = tiles * shares, config.constants(tokens)["CTAS"]
     busy = math.ceil(ctas / sms)
     if busy > resident:
         busy = math.ceil(ctas / sms / resident) * resident
-    slabs = config.share // SLAB
-    decode = busy * config.block_n * slabs * (0.0019 + 0.00215 * tokens / 64)
-    traffic = ctas * slabs * (tokens * 256 + config.block_n * 68) / 5.56e6
-    adding = 1.9 + 2.8e-5 * busy * shares * config.block_n * tokens if shares > 1 else 0
-    return 5 + (decode**4 + traffic**4) ** 0.25 + adding
+    slabs, single = config.share // SLAB, CTAS[config.block_n] == 1
+    row, slab = (fixed + more * tokens / 64 for fixed, more in (ROW_US, SLAB_US))
+    decode = busy * config.block_n * slabs * row * (SINGLE if single else 1)
+    alone = 0 if single else math.ceil(busy / resident) * slabs * slab
+    traffic = ctas * slabs * (tokens * 256 + config.block_n * 68) / L2_BYTES_PER_US
+    adding = 1.6 + 4.8e-5 * busy * shares * config.block_n * tokens if shares > 1 else 0
+    full = (5 if single else 2) if ctas > 0.9 * resident * sms else 0
+    return 2.9 + (decode**4 + alone**4 + traffic**4) ** 0.25 + adding + full
 
 
 def find_best(m: int, n: int, k: int, here: device.Device, aligned: bool = True) -> tuple[DecodeConfig, str]:
@@ -195,24 +205,23 @@ def find_best(m: int, n: int, k: int, here: device.Device, aligned: bool = True)
 
     The registers kernel takes up to FEW tokens, a K that is no multiple of SLAB, and small weights. A program of it
     waits for its tokens before it multiplies, and its sums are stored after it. So the busiest SM should have little to
-    do, and 16 warps that do it.
+    do, and 16 warps that do it. Many tokens multiply for longer, so the wait counts less, and missing warps more.
     """
     if here.capability is None or here.capability < (9, 0):
         return DecodeConfig("plain", 64, 512, 4, 2), "by the GPU"
-    sms = here.sms or 132
+    sms, groups = here.sms or 132, math.ceil(m / GROUP)
+    wait, idle = (40_000, 0.3) if m <= FEW else (15_000, 0.8)
 
     def cost(tile: DecodeConfig) -> float:
-        busy = math.ceil(math.prod(tile.grid(n, k)) / sms)
+        busy = math.ceil(math.prod(tile.grid(n, k)) * groups / sms)
         warps = min(busy * tile.num_warps, 16)
-        return busy * (tile.block_n * min(tile.share, k) + 40_000) * (1.3 - 0.3 * warps / 16)
+        return busy * (tile.block_n * min(tile.share, k) + wait) * (1 + idle * (1 - warps / 16))
 
     registers = min(_list_tiles(m), key=cost)
     if m <= FEW or k % SLAB or not here.has_wgmma or not aligned:
         return registers, "by the extents"
     found = {"registers": registers} | wgmma_candidates(m, n, k, sms)
-    predicted = {name: predict_us(config, m, n, k, sms) for name, config in found.items()}
-    ranked, why = choice.rank("decode", here.name or "", predicted, m, n, k)
-    return found[ranked[0]], why
+    return min(found.values(), key=lambda config: predict_us(config, m, n, k, sms)), "by the model"
 
 
 def best_config(m: int, n: int, k: int, here: device.Device) -> DecodeConfig:

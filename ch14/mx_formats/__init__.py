@@ -290,14 +290,14 @@ def prepare_quantise(
     require_tensor("x", x, "quantise", contiguous=True)
     find_scale = _KernelCall(
         kernels.tensor_scale_kernel,
-        (triton.cdiv(x.numel(), 4 * 8192),),
+        (triton.cdiv(x.numel(), 4 * 16384),),
         (
             x.view(torch.int16).view(-1),
             out.pair,
             torch.zeros(2, dtype=torch.int32, device=x.device),
             x.numel(),
         ),
-        {"BLOCK": 8192, "STEPS": 4, "num_warps": 8},
+        {"BLOCK": 16384, "STEPS": 4, "num_warps": 16},
     )
     return _launch(out, config, find_scale, quantise_call)
 
