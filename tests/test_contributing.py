@@ -2,10 +2,11 @@
 
 import ast
 import functools
-import subprocess
-import sys
+
+from pythons import run_python
 
 from tilelab import ROOT
+from tilelab.measure import peers
 
 PACKAGES = ("tilelab", "ch07", "ch10", "ch14", "claims")
 # The rooms of tilelab from the bottom to the top: a room imports only rooms before it.
@@ -155,17 +156,16 @@ def test_tilelab_has_few_doors():
     assert len(rooms - files) <= 10 and len(files) <= 4, (rooms, files)
 
 
-def test_all_operators_load_nothing_of_the_course():
-    operators = """
+def test_all_operators_load_nothing_of_the_course_and_experiments_no_peer():
+    code = """
 import sys
 import ch07.bulk_copy, ch07.resample, ch10.tile_pipeline, ch10.wgmma_gemm
 import ch14.attention, ch14.blockscaled, ch14.descriptors, ch14.gemm, ch14.mx_formats
 print(*sys.modules)
+import ch10.wgmma_gemm.lesson.experiments, ch14.fp8_gemm.lesson.experiments, ch14.attention.lesson.audit
+print(*sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", operators], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    loaded = set(done.stdout.split())
+    loaded, by_experiments = (set(line.split()) for line in run_python("-c", code).stdout.splitlines())
     ours = loaded & set(MODULES)
     assert {"ch14.gemm", "tilelab.runtime.plans"} <= ours
     course = set(ROOMS) - {"runtime"}
@@ -173,6 +173,8 @@ print(*sys.modules)
         name for name in ours if ".lesson" in name or name.startswith("claims") or room_of(name) in course
     ]
     assert not loaded & {"matplotlib", "pandas", "IPython", "ipywidgets", "jupyterlab"}
+    modules = {kind.MODULE.partition(".")[0] for kind in peers.KINDS.values()}
+    assert not by_experiments & {*modules, "cutlass", "tvm_ffi"}, "a peer is imported before it is asked for"
 
 
 def test_every_chapter_and_topic_is_a_package():

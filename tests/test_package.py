@@ -40,5 +40,5 @@ def test_the_wheel_holds_the_operators_and_their_tables(tmp_path):
     ):
         assert kept in names
     assert not [name for name in names if name.endswith((".ipynb", ".toml")) or "/tests/" in name]
-    for package in ("torch", "triton", "cuda-core", "filelock", "tqdm"):
+    for package in ("torch", "triton", "cuda-core", "numpy", "filelock", "tqdm"):
         assert f"Requires-Dist: {package}" in needs

@@ -258,7 +258,7 @@ NAMES = tuple(family.name for group in GROUPS.values() for family in group)
 @functools.lru_cache(maxsize=1024)
 def _describe_group(more: int, width: int, sms: int, gpu: str) -> np.ndarray:
     """Return a column for each family of a group: the least M, N and K, and what `_predict` knows."""
-    columns = []
+    columns, rates = [], rates_of(gpu)
     for family in GROUPS[more]:
         wide = family._replace(block_n=family.block_n or width, more=0)
         if not wide.block_n or not (config := _fill(wide)):
@@ -269,7 +269,7 @@ def _describe_group(more: int, width: int, sms: int, gpu: str) -> np.ndarray:
         beside = max(config.block_n * (config.cluster_n - 1), narrow)
         below = config.block_m * (config.cluster // split - 1)
         least = (beside, below) if family.swap else (below, beside)
-        numbers = _describe(config, sms, rates_of(gpu))
+        numbers = _describe(config, sms, rates)
         columns.append([*least, config.block_k * (split - 1), *numbers])
     return np.array(columns).T
 

@@ -93,8 +93,12 @@ def _choose_width(tokens: int, more: int, is_round: bool) -> int:
 def _fill(family: Family, splits: int) -> GemmConfig | None:
     """Return the configuration of a family with a width: with the usual stages, or else with the most that fit."""
     best = None
+    stage_bytes = (family.block_m + family.block_n) * family.block_k * 2
+    most = min(MOST_STAGES[family.block_k], device.target_limits("sm_90a").smem_per_block // stage_bytes + 1)
     for parts in (1, 2, 4):
-        for stages in range(MOST_STAGES[family.block_k], 1, -1):
+        if best and best[0][0] == USUAL_STAGES[family.block_k]:
+            break
+        for stages in range(most, 1, -1):
             try:
                 config = GemmConfig(
                     *(family.block_m, family.block_n, family.block_k, family.num_warps, stages),

@@ -16,7 +16,8 @@ SLOW = 0.95  # × cuBLAS
 
 def predict(shape: shared.Shape) -> dict[str, float]:
     """Return the model's microseconds of each family that has a configuration for a shape."""
-    return {name: choice.predict_us(each, *shape, SMS) for name, each in choice.candidates(*shape).items()}
+    us, _ = choice.predict(*shape, SMS, TABLE.gpu)
+    return {name: time for name, time in zip(choice.NAMES, us.tolist()) if time < math.inf}
 
 
 def find_times(shape: shared.Shape) -> tuple[dict[str, float], dict[str, float]]:
@@ -26,10 +27,10 @@ def find_times(shape: shared.Shape) -> tuple[dict[str, float], dict[str, float]]
     return known, {name: us * math.exp(errors[TABLE.places[name]]) for name, us in known.items()}
 
 
-def judge_choice(every: int = 5) -> dict[str, tuple[float, float, float]]:
+def judge_choice(every: int = 10) -> dict[str, tuple[float, float, float]]:
     """Return the error of a time, the speed over the fastest family, and the share of shapes below SLOW.
 
-    The key says whether the model chooses alone or corrected. Every fifth measured shape counts as unknown, with all
+    The key says whether the model chooses alone or corrected. Every tenth measured shape counts as unknown, with all
     others of its N and K.
     """
     found: dict[str, list] = {"the model alone": [], "corrected": []}

@@ -9,9 +9,10 @@ import types
 import pytest
 import torch
 from cases import cases
+from pythons import run_python
 
-from tilelab import ROOT, emulator
-from tilelab.course import doctor, notebook
+from tilelab import emulator
+from tilelab.course import doctor
 from tilelab.course.doctor import Row
 from tilelab.runtime import build, device
 
@@ -24,18 +25,6 @@ sys.modules.update(torch=None, triton=None, cuda=None)
 from tilelab.course.doctor import main
 sys.exit(main(["--target", "sm_90a"]))
 """
-
-
-def run_python(*arguments, **env):
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=notebook.child_env(**env),
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=300,
-    )
 
 
 @pytest.fixture
@@ -67,15 +56,8 @@ def by_name(rows):
 
 @pytest.mark.compile
 def test_without_a_gpu_it_proves_by_compiling():
-    done = run_python(
-        "-m",
-        "tilelab.course.doctor",
-        "--json",
-        "--target",
-        "sm_90a",
-        CUDA_VISIBLE_DEVICES="",
-        TRITON_INTERPRET="1",
-    )
+    arguments = "-m tilelab.course.doctor --json --target sm_90a".split()
+    done = run_python(*arguments, CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     rows = by_name(Row(**row) for row in report["rows"])
@@ -138,23 +120,13 @@ def test_the_copy_in_triton_is_right_on_a_ragged_shape():
     assert torch.equal(source, destination)
 
 
-@pytest.mark.parametrize("below", [".", "deep/er"])
-def test_cache_that_cannot_be_written(machine, monkeypatch, tmp_path, capsys, below):
+def test_cache_that_cannot_be_written(machine, monkeypatch, tmp_path, capsys):
     machine()
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / below))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "deep" / "er"))
     assert doctor.main([]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Triton cache"))
     assert " warn " in row and "keeps compiled kernels in a temporary folder: set TRITON_CACHE_DIR" in row
-
-
-def test_cubins_that_cannot_be_kept_only_cost_time(machine, monkeypatch, tmp_path, capsys):
-    machine()
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("TILES_CUBINS", str(tmp_path / "file" / "cubins"))
-    assert doctor.main([]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("CUDA cache"))
-    assert " warn " in row and "keeps compiled kernels in a temporary folder: set TILES_CUBINS" in row
 
 
 def test_a_home_that_cannot_be_written(machine, monkeypatch, tmp_path):
@@ -235,12 +207,6 @@ BROKEN = "echo NVIDIA-SMI has failed because it couldn\\'t communicate with the 
     (OLD, 1, ("failed", "535.104.05: CUDA 13 needs 580 or newer, so update the NVIDIA driver."), "failed"),
     (
         BROKEN,
-        0,
-        ("warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."),
-        "skipped",
-    ),
-    (
-        "exit 0",
         0,
         ("warn", "nvidia-smi is here but finds no driver that answers; compiling needs none."),
         "skipped",
@@ -470,12 +436,6 @@ def test_the_proof_is_compiled_and_not_recalled(monkeypatch, tmp_path):
     monkeypatch.setenv("TILES_CUBINS", str(tmp_path))
     assert doctor._check_instructions("cuda", "sm_90a")[0] == "ok"
     assert [path.suffix for path in tmp_path.iterdir()] == [".listing"]
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        doctor.main(["--help"])
-    assert stopped.value.code == 0 and "--target" in capsys.readouterr().out
 
 
 @pytest.mark.gpu

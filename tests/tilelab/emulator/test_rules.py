@@ -5,17 +5,15 @@ All share one library: `case` chooses what the kernel does.
 
 import functools
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
+from pythons import run_python
 
 from tilelab import emulator
 from tilelab.cells import cuda_magic
-from tilelab.course import notebook
 from tilelab.runtime import cuda
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
@@ -562,14 +560,7 @@ def test_threads_may_launch_at_once():
 def test_ctrl_c_ends_a_loop_of_barriers_and_a_cache_path_may_hold_anything(tmp_path):
     folder = tmp_path / "a, b: c"
     folder.symlink_to(cuda.cubin_folder())  # so that the engine need not be compiled again
-    env = notebook.child_env(TILES_CUBINS=str(folder))
-    done = subprocess.run(
-        [sys.executable, "-c", ENDLESS.replace("(true)", f"(true) /* {tmp_path} */")],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", ENDLESS.replace("(true)", f"(true) /* {tmp_path} */"), TILES_CUBINS=str(folder))
     assert done.returncode == 7, done.stderr
 
 

@@ -1,10 +1,7 @@
-import subprocess
-import sys
-
 import pytest
 import torch
+from pythons import run_python
 
-from tilelab import ROOT
 from tilelab.measure import bench
 from tilelab.runtime import device
 
@@ -101,10 +98,7 @@ timings = bench.compare({"cuBLAS": mm, "waits": waits, "again": mm}, inputs, "cu
 assert timings["again"].ms and bool(timings["waits"].ms) != bool(timings["waits"].reason), timings
 inputs()
 """
-    root = ROOT
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
 
 

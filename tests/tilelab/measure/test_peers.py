@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import subprocess
 import sys
 import types
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from tilelab import ROOT
-from tilelab.course import notebook
 from tilelab.measure import bench, peers
 from tilelab.runtime import device
 
@@ -22,24 +20,6 @@ def hopper(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: HOPPER)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delenv("TILES_PEERS", raising=False)
-
-
-def test_nothing_is_imported_before_it_is_asked_for():
-    modules = [kind.MODULE.partition(".")[0] for kind in peers.KINDS.values()] + ["cutlass", "tvm_ffi"]
-    script = (
-        "import sys; import ch10.wgmma_gemm.lesson.experiments, ch14.fp8_gemm.lesson.experiments; "
-        "import ch14.attention.lesson.audit; "
-        f"from tilelab.measure import peers; print([name for name in {modules} if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=notebook.child_env(),
-        cwd=ROOT,
-    )
-    assert done.stdout.strip() == "[]"
 
 
 def test_an_unknown_peer_is_refused():

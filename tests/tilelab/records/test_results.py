@@ -12,6 +12,7 @@ import types
 import numpy
 import pytest
 import torch
+from pythons import run_python
 
 from tilelab import ROOT
 from tilelab.course import notebook
@@ -144,14 +145,7 @@ def test_hash_is_the_same_interpreted_or_not():
     other = "1" if device.current().capability else "0"
     code = "from tilelab.course import doctor_copy; from tilelab.runtime import provenance; "
     code += "print(provenance.source_hash(doctor_copy.copy_tma_kernel))"
-    said = subprocess.run(
-        [sys.executable, "-c", code],
-        env=notebook.child_env(TRITON_INTERPRET=other),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    said = run_python("-c", code, TRITON_INTERPRET=other).stdout
     assert said.strip() == provenance.source_hash(doctor_copy.copy_tma_kernel)
 
 

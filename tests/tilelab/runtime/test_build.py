@@ -5,20 +5,18 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import textwrap
 import threading
 
 import pytest
 from cases import cases
+from pythons import run_python
 
 from ch14.descriptors.lesson import tile_copy
 from ch14.gemm import kernels as gemm_kernels
 from ch14.gemm.configs import GemmConfig, parse
 from ch14.gemm.configs import configs as gemm_configs
 from ch14.gemm.configs import job as gemm_job
-from tilelab import ROOT
 from tilelab.course import notebook
 from tilelab.runtime import build, build_worker, cubin
 
@@ -273,8 +271,7 @@ def test_reports_come_as_they_finish(tmp_path):
 
 def test_importing_is_light():
     code = "import sys, tilelab.runtime.build; sys.exit('triton' in sys.modules or 'torch' in sys.modules)"
-    root = ROOT
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False, timeout=60).returncode == 0
+    assert run_python("-c", code).returncode == 0
 
 
 @pytest.mark.compile
@@ -532,10 +529,7 @@ def test_a_kernel_is_built_without_torch_until_its_package_is_asked():
         "assert build_worker._load_kernel('ch14.gemm.kernels:gemm_plain_kernel', {}).arg_names; "
         "from ch14.gemm import spec"
     )
-    env = notebook.child_env(TRITON_INTERPRET="0")
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_python("-c", code, TRITON_INTERPRET="0")
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: import of torch halted; None in sys.modules"
 
 
@@ -546,13 +540,7 @@ def test_cu_needs_neither_triton_nor_torch(cu_job):
         "answer = build_worker._compile_cu(json.loads(sys.argv[1])); "
         "sys.exit('registers' not in answer or 'triton' in sys.modules or 'torch' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(dataclasses.asdict(cu_job("small")))],
-        env=notebook.child_env(),
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0
+    assert run_python("-c", code, json.dumps(dataclasses.asdict(cu_job("small")))).returncode == 0
 
 
 @pytest.mark.compile

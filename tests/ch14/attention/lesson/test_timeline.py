@@ -1,14 +1,11 @@
 """The recorder of the attention kernel: its scopes compile, and the trace of Proton becomes a recording."""
 
-import os
 import statistics
-import subprocess
-import sys
 
 import pytest
+from pythons import run_python
 
 from ch14.attention.lesson import timeline as recorder
-from tilelab import ROOT
 from tilelab.records import results, timeline
 from tilelab.runtime import device
 
@@ -198,16 +195,7 @@ def test_a_trace_without_scopes_is_refused():
 
 @pytest.mark.compile
 def test_the_kernel_with_scopes_compiles_with_protons_passes(tmp_path):
-    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=env,
-        timeout=400,
-        check=False,
-    )
+    done = run_python("-c", COMPILE, limit_s=400, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     shared, clocks, names = done.stdout.strip().split(maxsplit=2)
     assert int(shared) <= 232448 and int(clocks) >= 40
