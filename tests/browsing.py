@@ -65,19 +65,10 @@ def served(folder: pathlib.Path, *command: str, cell: str = ""):
     news = folder / "jupyterlab_settings_dir" / "@jupyterlab" / "apputils-extension"
     news.mkdir(parents=True)  # JupyterLab's question whether to fetch news covers part of the page
     (news / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
-    own = {
-        name: str(folder / name.lower())
-        for name in (
-            "JUPYTER_CONFIG_DIR",
-            "JUPYTER_DATA_DIR",
-            "JUPYTER_RUNTIME_DIR",
-            "JUPYTERLAB_SETTINGS_DIR",
-            "JUPYTERLAB_WORKSPACES_DIR",
-            "IPYTHONDIR",
-            "TILES_SWEEPS",
-            "TRITON_CACHE_DIR",
-        )
-    }
+    names = [f"JUPYTER_{name}_DIR" for name in ("CONFIG", "DATA", "RUNTIME")]
+    names += ["JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR"]
+    names += ["TILES_SWEEPS", "TRITON_CACHE_DIR"]
+    own = {name: str(folder / name.lower()) for name in names}
     env = notebook.child_env(**own, JUPYTER_PATH=str(folder / "jupyter"))
     # conftest sets it here; a notebook finds its way to the interpreter by itself
     env.pop("TRITON_INTERPRET", None)

@@ -644,22 +644,11 @@ def test_words_and_shades():
 
 
 def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
+    timed = ((1.0, 0.90, 0.89, 2), (1.1, 0.95, 0.96, 2), (1.2, 0.94, 0.955, 1), (0.9, 0.97, None, 3))
     rows = [
-        {
-            "status": "ok",
-            "kernel": str(ms),
-            "predicted_ms": predicted,
-            "ms": ms,
-            "peer_ms": ms * ratio,
-            "ratio": ratio,
-            **({"final_ms": ms, "final_ratio": final} if final else {}),
-        }
-        for ms, ratio, final, predicted in (
-            (1.0, 0.90, 0.89, 2),
-            (1.1, 0.95, 0.96, 2),
-            (1.2, 0.94, 0.955, 1),
-            (0.9, 0.97, None, 3),
-        )
+        {"status": "ok", "kernel": str(ms), "predicted_ms": predicted, "ms": ms}
+        | {"peer_ms": ms * ratio, "ratio": ratio, **({"final_ms": ms, "final_ratio": final} if final else {})}
+        for ms, ratio, final, predicted in timed
     ]
     assert panel_rows.find_winner(rows) is rows[1]
     assert panel_rows.top_rows(rows) == panel_rows.rank_rows(rows) == [rows[1], rows[2], rows[0], rows[3]]
