@@ -83,14 +83,8 @@ def served(folder: pathlib.Path, *command: str, cell: str = ""):
     arguments = [part.format(port=port, token=token) for part in command]
     try:
         with open(log, "w") as said:
-            server = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
-                cwd=course,
-                env=env,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
+            options = {"cwd": course, "env": env, "stdout": said, "stderr": said, "start_new_session": True}
+            server = subprocess.Popen([sys.executable, "-m", *arguments], **options)
     finally:
         os.sched_setaffinity(0, cores)
     try:
@@ -109,16 +103,9 @@ def served(folder: pathlib.Path, *command: str, cell: str = ""):
 def served_demo(folder: pathlib.Path, cell: str = ""):
     """Serve the demo, or a notebook that holds this cell, as `make demo` does; yields the address and the process."""
     name = "one_cell.ipynb" if cell else DEMO.name
-    with served(
-        folder,
-        "tilelab.course.demo",
-        name,
-        "--port={port}",
-        "--Voila.port_retries=0",
-        "--no-browser",
-        "--token={token}",
-        cell=cell,
-    ) as (port, token, server):
+    options = ("--port={port}", "--Voila.port_retries=0", "--no-browser", "--token={token}")
+    demo = served(folder, "tilelab.course.demo", name, *options, cell=cell)
+    with demo as (port, token, server):
         yield f"http://127.0.0.1:{port}/?token={token}", server
 
 

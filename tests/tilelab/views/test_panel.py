@@ -90,17 +90,8 @@ def grid_of_96(**choice):
 
 def small(**choice):
     """Four configurations that build quickly, of a shape that no record knows."""
-    return panel.Panel(
-        GEMM,
-        COPY,
-        **{
-            "kernel": COPY.title,
-            "preset": "the course's 4",
-            "target": "sm_90a",
-            "shape": "512,512",
-            **choice,
-        },
-    )
+    usual = {"kernel": COPY.title, "preset": "the course's 4", "target": "sm_90a", "shape": "512,512"}
+    return panel.Panel(GEMM, COPY, **usual | choice)
 
 
 def run(shown):
@@ -110,20 +101,10 @@ def run(shown):
 
 def built_rows(shown):
     """Return rows as a sweep for another target leaves them, by key."""
-    return {
-        row["key"]: {
-            **row,
-            "status": "ok",
-            "registers": 168,
-            "spills": 0,
-            "smem": 99328,
-            "threads": 128,
-            "programs_per_sm": 1,
-            "counts": {},
-        }
-        for row in shown._choice.initial_rows.values()
-        if row["status"] == "waiting"
-    }
+    built = {"status": "ok", "registers": 168, "spills": 0, "smem": 99328, "threads": 128}
+    built |= {"programs_per_sm": 1}
+    rows = shown._choice.initial_rows.values()
+    return {row["key"]: row | built | {"counts": {}} for row in rows if row["status"] == "waiting"}
 
 
 class MadeUpSweep:
