@@ -16,13 +16,8 @@ WHERE = "cuda" if device.current().capability else "cpu"
 LIVE = device.current().has_tma
 EVERY = [(op, name) for op in OPS for name in experiments.runnable_configs(op)]
 # Small tiles, so that several programs, several tiles per program and ragged ends occur in the interpreter too.
-TILES = [
-    ("host", 4, 32, 1, 3, 2),
-    ("device", 8, 16, 1, 0, 3, 2),
-    ("host", 0, 64, 1),
-    ("device", 0, 128, 1, 0, 2),
-]
-TILES += [("pointers", 4, 32, 1, 2), ("pointers", 0, 64)]
+TILES = [("host", 4, 32, 1, 3, 2), ("device", 8, 16, 1, 0, 3, 2), ("host", 0, 64, 1)]
+TILES += [("device", 0, 128, 1, 0, 2), ("pointers", 4, 32, 1, 2), ("pointers", 0, 64)]
 ROWS = [("host", 1, 32, 1, 4, 3), ("device", 1, 64, 1, 0, 2), ("pointers", 4, 32, 1, 3)]
 SMALL = {op: [TileConfig(*each) for each in (ROWS if op == "gather" else TILES)] for op in OPS}
 if not LIVE or device.current().has_tcgen05:

@@ -206,14 +206,8 @@ def test_writers_at_once_and_killed(own_folder):
     writers = []
     try:
         for number in range(4):
-            writers.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", WRITER, str(number)],
-                    cwd=ROOT,
-                    stdout=subprocess.PIPE,
-                    env=notebook.child_env(),
-                )
-            )
+            options = {"cwd": ROOT, "stdout": subprocess.PIPE, "env": notebook.child_env()}
+            writers.append(subprocess.Popen([sys.executable, "-c", WRITER, str(number)], **options))
             writers[-1].stdout.readline()
             for _ in range(5):
                 found = results.load("x", "nvidia-h200")

@@ -252,16 +252,8 @@ def test_a_bad_shape_is_a_sentence_and_loses_nothing(screen):
     shown = panel.Panel(GEMM, shape="4096³")
     seen = screen(shown)
     before = seen.data["rows"]
-    for text in (
-        "nonsense",
-        "",
-        "4096,4096",
-        "0,1,1",
-        "4096,4096,-1",
-        "9" * 30,
-        "1,1,99999999999",
-        "<b>4096</b>",
-    ):
+    wrong = ("nonsense", "", "4096,4096", "0,1,1", "4096,4096,-1", "9" * 30, "1,1,99999999999")
+    for text in (*wrong, "<b>4096</b>"):
         choose(shown, shape=text)
         assert "a shape is" in seen.data["state"]["problem"] and seen.data["rows"] == before
         assert seen.data["state"]["values"]["shape"] == text or "," in text

@@ -95,20 +95,14 @@ def test_how_a_broken_kernel_ended(monkeypatch, tmp_path):
     }
 
 
+RIGHT = {"status": "ok", "reason": "", "error": 1.0, "peer_error": 1.0}
+
+
 def test_rows_are_those_of_the_record(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132))
     monkeypatch.setattr(build, "compile_ahead", list)
     monkeypatch.setattr(
-        experiments,
-        "verify",
-        lambda config, *shape: {
-            "name": str(config),
-            "shape": list(shape),
-            "status": "ok",
-            "reason": "",
-            "error": 1.0,
-            "peer_error": 1.0,
-        },
+        experiments, "verify", lambda config, *shape: RIGHT | {"name": str(config), "shape": [*shape]}
     )
     monkeypatch.setattr(experiments, "measure_bursts", lambda *shape: {"name": "best", "shape": list(shape)})
     monkeypatch.setattr(
@@ -138,17 +132,7 @@ def test_rows_are_those_of_the_record(monkeypatch):
 def test_each_peer_has_a_row_at_each_square(monkeypatch, missing):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132))
     monkeypatch.setattr(build, "compile_ahead", list)
-    monkeypatch.setattr(
-        experiments,
-        "verify",
-        lambda config, *shape: {
-            "name": str(config),
-            "status": "ok",
-            "reason": "",
-            "error": 1.0,
-            "peer_error": 1.0,
-        },
-    )
+    monkeypatch.setattr(experiments, "verify", lambda config, *shape: RIGHT | {"name": str(config)})
     monkeypatch.setattr(experiments, "find_fault", lambda side, prepare: "")
     monkeypatch.setattr(
         bench,
