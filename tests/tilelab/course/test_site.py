@@ -11,6 +11,7 @@ import urllib.parse
 import nbconvert
 import nbformat
 import pytest
+from cases import cases
 from view_pages import COLOURS, CROWDED, SCREENSHOTS
 
 from tilelab import views
@@ -167,9 +168,7 @@ def test_a_stored_view_that_is_damaged_names_its_notebook(small_page, stored):
         small_page(nbformat.v4.new_output("display_data", {views.MIME: stored}))
 
 
-@pytest.mark.parametrize(
-    "name, kind, content", [("dot.png", "png", base64.b64decode(PNG)), ("p/dot.svg", "svg+xml", b"<svg/>")]
-)
+@cases("name, kind, content", ("dot.png", "png", base64.b64decode(PNG)), ("p/dot.svg", "svg+xml", b"<svg/>"))
 def test_a_picture_of_a_text_is_embedded_and_one_that_is_missing_is_named(
     small_page, tmp_path, name, kind, content
 ):
@@ -204,13 +203,11 @@ def test_widgets_become_a_note_and_every_picture_is_described(small_page):
     assert "<title>One page</title>" in text
 
 
-@pytest.mark.parametrize(
+@cases(
     "arguments, said",
-    [
-        ([""], "folder is empty; leave it out for build/site."),
-        (["/dev/null"], "/dev/null cannot be written (File exists)."),
-        (["--bogus"], "unrecognized arguments: --bogus"),
-    ],
+    ([""], "folder is empty; leave it out for build/site."),
+    (["/dev/null"], "/dev/null cannot be written (File exists)."),
+    (["--bogus"], "unrecognized arguments: --bogus"),
 )
 def test_a_refusal_is_one_line(capsys, arguments, said):
     with pytest.raises(SystemExit) as stopped:
@@ -305,13 +302,8 @@ def _opened(browser, size, scheme="light"):
 def test_every_page_can_be_read(pages, browser):
     """Each page is loaded once: every second one in the narrow window, which then grows, and in the other theme."""
     lengths, panels, windows, schemes = [], 0, [NARROW, WIDE, WIDEST], ["dark", "light"]
-    looks = {
-        "pale": PALE,
-        "proportional": PROPORTIONAL,
-        "overhanging": OVERHANGING,
-        "plain": PLAIN_LINKS,
-        "crowded": CROWDED,
-    }
+    looks = {"pale": PALE, "proportional": PROPORTIONAL, "overhanging": OVERHANGING, "plain": PLAIN_LINKS}
+    looks |= {"crowded": CROWDED}
     with _opened(browser, WIDE) as (page, faults):
         for path in pages:
             for size, scheme in zip(windows, schemes + schemes):
