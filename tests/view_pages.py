@@ -122,7 +122,7 @@ CROWDED = (
         const element = node.parentElement;
         if (node.nodeType !== 3 || !node.data.trim() || element.matches("details:not([open])")) continue;
         if (!element.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
-        const { shown, kept } = areaOf(element), aside = element.closest(".toc, [popover], dialog");
+        const { shown, kept } = areaOf(element), aside = element.closest(".tools, .toc, [popover], dialog");
         range.selectNodeContents(node);
         for (const box of range.getClientRects()) {
             const part = { ...both(box, shown), top: box.top, bottom: box.bottom };

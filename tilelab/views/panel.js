@@ -234,6 +234,7 @@ function render({ model, el }) {
       menu.replaceChildren(...first, ...(last.length ? [h("optgroup", { label: "not all recorded" }, ...last)] : []));
     }
     menu.value = value;
+    menu.title = menu.selectedOptions[0]?.text ?? ""; // some are longer than their menu
   }
 
   function drawMenus() {
@@ -422,7 +423,7 @@ function render({ model, el }) {
     const words = status => [...new Set(drawn.filter(row => row.status === status).map(row => row.word))];
     legend.replaceChildren(...[
       data.state.best !== null && item("★", "fastest"),
-      most > 1 && item(`+${most - 1}`, `${most - 1} slower ones in the cell (Enter shows them)`),
+      most > 1 && item(`+${most - 1}:`, `as many slower ones in the cell (Enter shows them)`),
       ...words("rejected").map(word => item(swatch("tiles-rejected", word), word)),
       words("waiting").length && item(swatch("tiles-waiting"), "not built"),
       rows().some(row => row.here) && item(swatch("tiles-here"), describeHere()),

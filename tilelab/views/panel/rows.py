@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tilelab.pictures import scales
-from tilelab.runtime import device, provenance
+from tilelab.runtime import device, provenance, spoken
 from tilelab.sweeps import sweep
 from tilelab.sweeps.journal import Journal, journal_for
 from tilelab.sweeps.space import Space
@@ -183,6 +183,7 @@ class Choice:
         found = {}
         for name, label in self.space.axes.items():
             labels = [str(label(config)) for config in self.configs.values()]
+            labels = [spoken.count(int(text), name) if text.isdigit() else text for text in labels]
             order = sorted(set(labels), key=scales.natural_key)
             found[name] = {"labels": order, "of": [order.index(text) for text in labels]}
         return found

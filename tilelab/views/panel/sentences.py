@@ -54,7 +54,7 @@ def describe_status(choice: Choice, rows: Sequence[dict], done: Mapping[str, int
     counts = [f"{done[status]} {text}" for status, text in words.items() if done.get(status)]
     if untouched and not note:
         counts = [f"{rejected} of {total} cannot run"] if rejected else []
-        counts.append(f"press Run to {action} {'the others' if rejected else 'them'} here")
+        counts.append(f"press Run to {action} {f'the other {total - rejected}' if rejected else 'them'} here")
         return " · ".join([f"{recorded} of {total} have a recorded time"] * bool(recorded) + counts)
     left = total - sum(done.values())
     note = note or (f"press Run to {action} the other {left}" if left else "kept from before")
@@ -127,7 +127,6 @@ def describe_cause(choice: Choice, rows: Sequence[dict], roof: dict) -> str:
     labels, of = choice.axes[y]["labels"], choice.axes[y]["of"]
     if of[worst] != of[at]:
         label, tile = labels[of[worst]], choice.axes[x]["labels"][choice.axes[x]["of"][at]]
-        label = f"{y} {label}" if label.isdigit() else label
         slower = format_number(get_value(rows[worst], "ratio"), "ratio")
         parts.append(f"at the same {x}, {tile}, it reaches only {slower} with {label}")
     return f"Why: {'; '.join(parts)}." if parts else ""
