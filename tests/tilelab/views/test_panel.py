@@ -514,7 +514,7 @@ def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweeps, scr
     assert all(row["from_record"] and row["here"] for row in seen.data["rows"])
     choose(recorded, target="sm_100a")
     run(recorded)
-    assert "recorded" not in str(seen.data["choice"])
+    assert "recorded on" not in str(seen.data["choice"])
     assert not any("from_record" in row for row in seen.data["rows"])
     assert all(row["registers"] for row in seen.data["rows"])
 
