@@ -65,19 +65,10 @@ def served(folder: pathlib.Path, *command: str, cell: str = ""):
     news = folder / "jupyterlab_settings_dir" / "@jupyterlab" / "apputils-extension"
     news.mkdir(parents=True)  # JupyterLab's question whether to fetch news covers part of the page
     (news / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "checkForUpdates": false}')
-    own = {
-        name: str(folder / name.lower())
-        for name in (
-            "JUPYTER_CONFIG_DIR",
-            "JUPYTER_DATA_DIR",
-            "JUPYTER_RUNTIME_DIR",
-            "JUPYTERLAB_SETTINGS_DIR",
-            "JUPYTERLAB_WORKSPACES_DIR",
-            "IPYTHONDIR",
-            "TILES_SWEEPS",
-            "TRITON_CACHE_DIR",
-        )
-    }
+    names = [f"JUPYTER_{name}_DIR" for name in ("CONFIG", "DATA", "RUNTIME")]
+    names += ["JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR"]
+    names += ["TILES_SWEEPS", "TRITON_CACHE_DIR"]
+    own = {name: str(folder / name.lower()) for name in names}
     env = notebook.child_env(**own, JUPYTER_PATH=str(folder / "jupyter"))
     # conftest sets it here; a notebook finds its way to the interpreter by itself
     env.pop("TRITON_INTERPRET", None)
@@ -92,14 +83,8 @@ def served(folder: pathlib.Path, *command: str, cell: str = ""):
     arguments = [part.format(port=port, token=token) for part in command]
     try:
         with open(log, "w") as said:
-            server = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
-                cwd=course,
-                env=env,
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
+            options = {"cwd": course, "env": env, "stdout": said, "stderr": said, "start_new_session": True}
+            server = subprocess.Popen([sys.executable, "-m", *arguments], **options)
     finally:
         os.sched_setaffinity(0, cores)
     try:
@@ -118,16 +103,9 @@ def served(folder: pathlib.Path, *command: str, cell: str = ""):
 def served_demo(folder: pathlib.Path, cell: str = ""):
     """Serve the demo, or a notebook that holds this cell, as `make demo` does; yields the address and the process."""
     name = "one_cell.ipynb" if cell else DEMO.name
-    with served(
-        folder,
-        "tilelab.course.demo",
-        name,
-        "--port={port}",
-        "--Voila.port_retries=0",
-        "--no-browser",
-        "--token={token}",
-        cell=cell,
-    ) as (port, token, server):
+    options = ("--port={port}", "--Voila.port_retries=0", "--no-browser", "--token={token}")
+    demo = served(folder, "tilelab.course.demo", name, *options, cell=cell)
+    with demo as (port, token, server):
         yield f"http://127.0.0.1:{port}/?token={token}", server
 
 

@@ -92,21 +92,21 @@ def test_no_imports_form_a_circle():
     assert find_circle(list_imports()) == []
 
 
+def find_imports(is_wrong):
+    """(module, module that it imports) of the imports that are wrong."""
+    imports = [(name, other) for name, others in list_imports().items() for other in others]
+    return [pair for pair in imports if is_wrong(*pair)]
+
+
 def test_no_file_imports_a_command_line():
-    assert {
-        name: found
-        for name, others in list_imports().items()
-        if (found := [other for other in others if other.endswith("__main__")])
-    } == {}
+    assert not find_imports(lambda name, other: other.endswith("__main__"))
 
 
 def test_imports_point_from_later_chapters_to_earlier_ones_and_to_tilelab():
-    order = {package: number for number, package in enumerate(PACKAGES)}
-    assert {
-        name: found
-        for name, others in list_imports().items()
-        if (found := [other for other in others if order[other.split(".")[0]] > order[name.split(".")[0]]])
-    } == {}
+    def order(name):
+        return PACKAGES.index(name.split(".")[0])
+
+    assert not find_imports(lambda name, other: order(other) > order(name))
 
 
 def test_the_product_half_imports_only_the_runtime_and_other_products():
@@ -114,16 +114,10 @@ def test_the_product_half_imports_only_the_runtime_and_other_products():
         parts = name.split(".")
         return parts[0].startswith("ch") and not {"lesson", "__main__"} & set(parts)
 
-    assert {
-        name: found
-        for name, others in list_imports().items()
-        if is_product(name)
-        and (
-            found := [
-                other for other in others if not is_product(other) and room_of(other) not in ("", "runtime")
-            ]
-        )
-    } == {}
+    def is_own(name):
+        return is_product(name) or room_of(name) in ("", "runtime")
+
+    assert not find_imports(lambda name, other: is_product(name) and not is_own(other))
 
 
 def room_of(name):
@@ -133,20 +127,12 @@ def room_of(name):
 
 
 def test_arrows_between_rooms_point_one_way():
-    order = {"": 0, **{room: number for number, room in enumerate(ROOMS)}}
-    assert {
-        name: found
-        for name, others in list_imports().items()
-        if room_of(name) in ROOMS
-        and not name.endswith("__main__")  # a doorway, which nobody imports
-        and (
-            found := [
-                other
-                for other in others
-                if room_of(other) in ROOMS and order[room_of(other)] > order[room_of(name)]
-            ]
-        )
-    } == {}
+    def is_upwards(name, other):
+        if name.endswith("__main__") or not {room_of(name), room_of(other)} <= set(ROOMS):
+            return False  # a doorway, which nobody imports, or no room
+        return ROOMS.index(room_of(other)) > ROOMS.index(room_of(name))
+
+    assert not find_imports(is_upwards)
 
 
 def test_tilelab_has_few_doors():

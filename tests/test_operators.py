@@ -4,6 +4,7 @@ The operators with a Triton kernel run in the interpreter. Those in CUDA C++ are
 """
 
 import ast
+import functools
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -172,6 +173,9 @@ def test_operators_in_cuda_are_traced_without_a_gpu():
         graph = make_fx(function, tracing_mode="symbolic")(*tensors)
         return [node.target for node in graph.graph.nodes if node.op == "call_function"]
 
+    def multiply_scaled(a, b, s, t):
+        return blockscaled.matmul((a, s), (b.T, t.T))
+
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()):
         a, weight = (torch.empty(rows, 512, dtype=torch.bfloat16, device="cuda") for rows in (100, 384))
         codes = [matrix.to(torch.float8_e4m3fn) for matrix in (a, weight)]
@@ -180,12 +184,7 @@ def test_operators_in_cuda_are_traced_without_a_gpu():
         for function, inputs, op, shape in (
             (lambda a, w: wgmma_gemm.gemm(a, w.T), (a, weight), TILES.wgmma_gemm, (100, 384)),
             (lambda a, w: gemm.gemm(a, w.T), (a, weight), TILES.gemm, (100, 384)),
-            (
-                lambda a, b, s, t: blockscaled.matmul((a, s), (b.T, t.T)),
-                (*codes, *scales),
-                TILES.fp8,
-                (100, 384),
-            ),
+            (multiply_scaled, (*codes, *scales), TILES.fp8, (100, 384)),
             (lambda f, s, t: resample.resample(f, s, t), trajectories, TILES.resample, (2, 30, 32)),
         ):
             found = function(*inputs)
@@ -250,22 +249,11 @@ def test_a_backward_pass_that_is_missing_names_the_alternative():
     x = random(4, 96, dtype=torch.bfloat16)
     weight = mx_formats.quantise(random(48, 96, dtype=torch.bfloat16), "mxfp4")
     fp8 = random(64, 64).to(torch.float8_e4m3fn)
+    one, by_torch = torch.ones(1, device=WHERE), "tiles::attention .*: use torch.nn.functional.scaled_dot_"
     for function, tensor, instead in (
-        (
-            lambda q: attention.attention(q, q, q),
-            q,
-            "tiles::attention .*: use torch.nn.functional.scaled_dot_",
-        ),
-        (
-            lambda x: blockscaled.matmul(x, weight.T),
-            x,
-            "tiles::decode .*: dequantise the operands .* torch.mm",
-        ),
-        (
-            lambda s: gemm.gemm(fp8, fp8.T, scale_a=s),
-            torch.ones(1, device=WHERE),
-            "float8: use ch14.gemm with bf",
-        ),
+        (lambda q: attention.attention(q, q, q), q, by_torch),
+        (lambda x: blockscaled.matmul(x, weight.T), x, "tiles::decode .*: dequantise the .* torch.mm"),
+        (lambda s: gemm.gemm(fp8, fp8.T, scale_a=s), one, "float8: use ch14.gemm with bf"),
     ):
         tensor = tensor.clone().requires_grad_()
         with pytest.raises(RuntimeError, match=instead):
@@ -330,28 +318,17 @@ def list_format_functions(size=264, depth=512):
 
         return function, make, lambda x: restore(form)(x).double() @ restore(form)(x).double().T
 
+    def there_and_back(form, **options):
+        return lambda x: mx_formats.dequantise(mx_formats.quantise(x, form, **options))
+
     functions = [
-        (
-            lambda x, form=form, tiled=tiled: mx_formats.dequantise(
-                mx_formats.quantise(x, form, tiled=tiled)
-            ),
-            make,
-            restore(form),
-        )
+        (there_and_back(form, tiled=tiled), make, restore(form))
         for form, tiled in (("mxfp8_e4m3", False), ("mxfp4", True), ("nvfp4", False), ("fp8_1x128", False))
     ]
-    functions += [
-        (
-            lambda x: mx_formats.dequantise(mx_formats.quantise(x, "nvfp4", tensor_scale=0.3)),
-            make,
-            restore_scaled,
-        ),
-        multiply("mxfp4"),
-        multiply("nvfp4"),
-    ]
-    return functions + [
-        (lambda x: blockscaled.matmul(x, weight.T), lambda: make(5), lambda x: blockscaled.spec(x, weight.T))
-    ]
+    functions += [(there_and_back("nvfp4", tensor_scale=0.3), make, restore_scaled)]
+    functions += [multiply("mxfp4"), multiply("nvfp4")]
+    decode = (lambda x: blockscaled.matmul(x, weight.T), lambda: make(5))
+    return [*functions, (*decode, lambda x: blockscaled.spec(x, weight.T))]
 
 
 FORMAT_FUNCTIONS = 8
@@ -399,9 +376,8 @@ def list_functions():
 
     def multiply_fp8_exactly(x):
         exact = number_formats.dequantise(number_formats.quantise(x, number_formats.lookup("fp8_1x128")))
-        return (
-            exact.double() @ (codes.double() * scales.repeat_interleave(128, 0).repeat_interleave(128, 1)).T
-        )
+        factors = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        return exact.double() @ (codes.double() * factors).T
 
     codes, scales = random(256, 8192).to(torch.float8_e4m3fn), torch.rand(2, 64, device=WHERE) + 0.5
     times = torch.rand(2, 100, device=WHERE).sort().values, torch.rand(2, 60, device=WHERE)
@@ -409,37 +385,21 @@ def list_functions():
     def multiply(a, weight):
         return a.double() @ weight.double().T
 
+    attend = (lambda q: attention.attention(q, q, q), lambda: [random(1, 2, 200, 128)])
+    interpolate = (lambda x: resample.resample(x, *times, validate=False), lambda: [random(2, 100, 96)])
     found = [
         (lambda a, w: gemm.gemm(a, w.T), make, multiply),
-        (
-            lambda a, w: gemm.gemm(a, w.T, config="conservative"),
-            make,
-            multiply,
-        ),  # descriptors made on the GPU
-        (
-            lambda q: attention.attention(q, q, q),
-            lambda: [random(1, 2, 200, 128)],
-            lambda q: attention.spec(q, q, q),
-        ),
-    ]
-    found += list_format_functions()
-    found += [
-        (
-            lambda x: resample.resample(x, *times, validate=False),
-            lambda: [random(2, 100, 96)],
-            lambda x: resample.spec(x, *times),
-        )
+        # descriptors made on the GPU
+        (lambda a, w: gemm.gemm(a, w.T, config="conservative"), make, multiply),
+        (*attend, lambda q: attention.spec(q, q, q)),
+        *list_format_functions(),
+        (*interpolate, lambda x: resample.spec(x, *times)),
     ]
     if device.current().has_wgmma:
         found += [(lambda a, w: wgmma_gemm.gemm(a, w.T), make, multiply)]
-        for rows, columns in ((70, 8192), (200, 8192)):  # with and without splits of K
-            found += [
-                (
-                    multiply_fp8,
-                    lambda rows=rows, columns=columns: [random(rows, columns, dtype=torch.bfloat16)],
-                    multiply_fp8_exactly,
-                )
-            ]
+        for rows in (70, 200):  # with and without splits of K
+            of_rows = functools.partial(random, rows, 8192, dtype=torch.bfloat16)
+            found += [(multiply_fp8, lambda of_rows=of_rows: [of_rows()], multiply_fp8_exactly)]
     return found
 
 

@@ -10,16 +10,9 @@ from ch10.tile_pipeline.lesson import figures
 from ch10.wgmma_gemm.lesson import figures as gemm_figures
 
 EVENTS = [
-    {
-        "role": role,
-        "event": event,
-        "step": step,
-        "tile": tile,
-        "begin": 9000 * tile + 1000 * step + begin,
-        "end": 9000 * tile + 1000 * step + end,
-    }
-    for tile in range(2)
-    for step in range(8)
+    {"role": role, "event": event, "step": step, "tile": tile, "begin": at + begin, "end": at + end}
+    for tile, step in itertools.product(range(2), range(8))
+    for at in [9000 * tile + 1000 * step]
     for role, event, begin, end in (
         ("producer", "wait", 0, 200),
         ("producer", "load", 200, 1900),

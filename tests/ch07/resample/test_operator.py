@@ -227,14 +227,11 @@ def by_numpy(features, source_times, target_times):
     features, source_times, target_times = (
         t.double().numpy() for t in (features, source_times, target_times)
     )
-    return torch.from_numpy(
-        numpy.stack(
-            [
-                numpy.stack([numpy.interp(targets, times, column) for column in rows.T], axis=1)
-                for rows, times, targets in zip(features, source_times, target_times)
-            ]
-        )
-    )
+    batches = [
+        numpy.stack([numpy.interp(targets, times, column) for column in rows.T], axis=1)
+        for rows, times, targets in zip(features, source_times, target_times)
+    ]
+    return torch.from_numpy(numpy.stack(batches))
 
 
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
@@ -570,20 +567,12 @@ SOURCES = 1, 2, 100, 3000
 def compiled():
     """Build in parallel what the tests below launch, because one launch after the other builds one at a time."""
     target, dtype = device.current().target, torch.bfloat16
-    build.compile_ahead(
-        [
-            *(
-                resample.job(ResampleConfig(kernel, *sizes), target, dtype, (3, 100, 1100, 24))
-                for kernel in LADDER
-                for sizes in SIZES
-            ),
-            *(
-                resample.job(kernel, target, dtype, shape)
-                for kernel in LADDER
-                for shape in ((3, 100, 256, 32), *((2, sources, 70, 16) for sources in SOURCES))
-            ),
-        ]
-    )
+    cases = [
+        (ResampleConfig(kernel, *sizes), (3, 100, 1100, 24))
+        for kernel, sizes in itertools.product(LADDER, SIZES)
+    ]
+    cases += [(kernel, (2, sources, 70, 16)) for kernel, sources in itertools.product(LADDER, SOURCES)]
+    build.compile_ahead([resample.job(config, target, dtype, shape) for config, shape in cases])
 
 
 @pytest.mark.gpu

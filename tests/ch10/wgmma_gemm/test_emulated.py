@@ -40,21 +40,11 @@ def run(config: WgmmaConfig, shape, seeds, change=("", ""), clusters: int = 1):
         cuda_magic.make_tensor_map(matrix, box, swizzle=swizzle)
         for matrix, box, swizzle in zip((first, second, out), config.boxes, swizzles)
     )
-    arguments = (
-        *maps,
-        out,
-        *map(ctypes.c_int, (rows, columns, k)),
-        ctypes.c_uint64(out.stride(0)),
-        wgmma_gemm.NOTHING,
-    )
-    launch = emulator.prepare(
-        find_kernel(config, change),
-        config.grid(m, n, 1) if config.kernel == "split" else clusters * config.cluster_size,
-        config.threads,
-        arguments,
-        config.smem_bytes,
-        config.cluster_size,
-    )
+    arguments = (*maps, out, *map(ctypes.c_int, (rows, columns, k)))
+    arguments += (ctypes.c_uint64(out.stride(0)), wgmma_gemm.NOTHING)
+    grid = config.grid(m, n, 1) if config.kernel == "split" else clusters * config.cluster_size
+    given = (arguments, config.smem_bytes, config.cluster_size)
+    launch = emulator.prepare(find_kernel(config, change), grid, config.threads, *given)
     error = 0
     for seed in seeds:
         out.fill_(float("nan"))

@@ -44,20 +44,9 @@ def emulate(config: AttentionConfig, case, seed: int) -> float:
     rows = (q, 64), (k, config.block_n), (v, config.block_n), (out, 64)
     descriptors = [attention.describe(*each, True) for each in rows]
     constants, _ = attention._compile_options(config, causal)
+    given = (*descriptors, 64**-0.5 * attention.LOG2_E, items, t, row_blocks, h, h // hk, int(paired))
     with gluon_emulator.with_seed(seed):
-        gluon_emulator.run(
-            hopper_kernel.attention_hopper_kernel,
-            (min(items, 3),),
-            *descriptors,
-            64**-0.5 * attention.LOG2_E,
-            items,
-            t,
-            row_blocks,
-            h,
-            h // hk,
-            int(paired),
-            **constants,
-        )
+        gluon_emulator.run(hopper_kernel.attention_hopper_kernel, (min(items, 3),), *given, **constants)
     return float((out.double() - spec(q, k, v, is_causal=causal)).abs().max())
 
 

@@ -19,24 +19,12 @@ def emulate(shape, causal: bool, splits: int, seed: int = 0) -> float:
     blocks = triton.cdiv(s * group, ROWS)
     programs = b * hk * blocks * splits
     parts = torch.full((programs, ROWS * (d + 2)), float("nan")) if splits > 1 else None
+    given = (q, attention.describe(k, 128, True), attention.describe(v, 128, True), out, parts)
+    given += (d**-0.5 * attention.LOG2_E, *q.stride()[:3], *out.stride()[:3], t, hk, s, group, blocks, splits)
+    options = {"CAUSAL": causal, "BLOCK_M": ROWS, "BLOCK_N": 128, "STAGES": 2}
     with gluon_emulator.with_seed(seed):
-        gluon_emulator.run(
-            split_hopper_kernel.attention_split_hopper_kernel,
-            (programs,),
-            q,
-            attention.describe(k, 128, True),
-            attention.describe(v, 128, True),
-            out,
-            parts,
-            d**-0.5 * attention.LOG2_E,
-            *q.stride()[:3],
-            *out.stride()[:3],
-            *(t, hk, s, group, blocks, splits),
-            CAUSAL=causal,
-            BLOCK_M=ROWS,
-            BLOCK_N=128,
-            STAGES=2,
-        )
+        kernel = split_hopper_kernel.attention_split_hopper_kernel
+        gluon_emulator.run(kernel, (programs,), *given, **options)
     if parts is not None:
         parts = parts.view(b, hk, blocks, splits, -1)
         acc, (row_max, row_sum) = (

@@ -158,29 +158,13 @@ def test_the_kernels_of_a_call_are_divided_by_kind():
 
 
 def test_the_record_is_described():
+    measured = {"ratio": 2.0, "spread": 0.01, "call_ratio": 1.5, "breaks": 0, "graphs": [1, 1, 1]}
     rows = [
         {"name": "eager", "tokens": 16, "status": "ok", "ms": 2.0},
-        {
-            "name": "course fp8",
-            "tokens": 16,
-            "status": "ok",
-            "ms": 1.0,
-            "ratio": 2.0,
-            "spread": 0.01,
-            "call_ratio": 1.5,
-            "breaks": 0,
-            "graphs": [1, 1, 1],
-        },
+        {"name": "course fp8", "tokens": 16, "status": "ok", "ms": 1.0, **measured},
         {"name": "course bf16", "tokens": 16, "status": "failed", "reason": "no such kernel"},
     ]
-    record = results.Record(
-        {
-            "experiment": "ch14_compiled_decoder",
-            "rows": rows,
-            "recorded": "2026-01-01T00:00:00+00:00",
-            "device": {"name": "NVIDIA H200", "capability": [9, 0]},
-        },
-        live=True,
-        stale="",
-    )
+    kept = {"experiment": "ch14_compiled_decoder", "rows": rows, "recorded": "2026-01-01T00:00:00+00:00"}
+    kept |= {"device": {"name": "NVIDIA H200", "capability": [9, 0]}}
+    record = results.Record(kept, live=True, stale="")
     assert "course fp8" in str(experiments.tabulate_decoder(record))

@@ -16,22 +16,10 @@ WHERE = "cuda" if device.current().capability else "cpu"
 LIVE = device.current().has_tma
 EVERY = [(op, name) for op in OPS for name in experiments.runnable_configs(op)]
 # Small tiles, so that several programs, several tiles per program and ragged ends occur in the interpreter too.
-SMALL = {
-    "copy": [
-        TileConfig("host", 4, 32, 1, 3, 2),
-        TileConfig("device", 8, 16, 1, 0, 3, 2),
-        TileConfig("host", 0, 64, 1),
-        TileConfig("device", 0, 128, 1, 0, 2),
-        TileConfig("pointers", 4, 32, 1, 2),
-        TileConfig("pointers", 0, 64),
-    ],
-    "gather": [
-        TileConfig("host", 1, 32, 1, 4, 3),
-        TileConfig("device", 1, 64, 1, 0, 2),
-        TileConfig("pointers", 4, 32, 1, 3),
-    ],
-}
-SMALL["add"] = SMALL["copy"]
+TILES = [("host", 4, 32, 1, 3, 2), ("device", 8, 16, 1, 0, 3, 2), ("host", 0, 64, 1)]
+TILES += [("device", 0, 128, 1, 0, 2), ("pointers", 4, 32, 1, 2), ("pointers", 0, 64)]
+ROWS = [("host", 1, 32, 1, 4, 3), ("device", 1, 64, 1, 0, 2), ("pointers", 4, 32, 1, 3)]
+SMALL = {op: [TileConfig(*each) for each in (ROWS if op == "gather" else TILES)] for op in OPS}
 if not LIVE or device.current().has_tcgen05:
     SMALL["gather"].append(TileConfig("gather4", 8, 16, 4, 2, 2))
 
@@ -58,15 +46,8 @@ def test_small_tiles_loops_and_padded_rows(op, config):
 
 @pytest.mark.parametrize("name", ["tile_host", "flat_device", "tile_pointers"])
 def test_copy_takes_any_dtype(name):
-    for dtype in (
-        torch.bool,
-        torch.uint8,
-        torch.float8_e4m3fn,
-        torch.bfloat16,
-        torch.int32,
-        torch.int64,
-        torch.complex64,
-    ):
+    small = (torch.bool, torch.uint8, torch.float8_e4m3fn, torch.bfloat16)
+    for dtype in (*small, torch.int32, torch.int64, torch.complex64):
         x = torch.randint(0, 2 if dtype == torch.bool else 256, (7, 64), dtype=torch.uint8, device=WHERE)
         x = x.view(dtype) if dtype != torch.bool else x.bool()
         out = descriptors.copy(x, config=name)

@@ -89,19 +89,8 @@ def test_codes_come_back(element):
 @pytest.mark.parametrize("form", E8M0, ids=lambda form: form.name)
 def test_the_scale_of_ocp_and_its_flaw(form):
     top = form.element.max
-    amax = torch.tensor(
-        [
-            2.0**form.element.emax,
-            top,
-            top * 1.01,
-            2.0 ** (form.element.emax + 1),
-            0.0,
-            float("inf"),
-            float("nan"),
-            2.0**-149,
-            3.4e38,
-        ]
-    )
+    power, special = 2.0**form.element.emax, (float("inf"), float("nan"), 2.0**-149, 3.4e38)
+    amax = torch.tensor([power, top, top * 1.01, 2 * power, 0.0, *special])
     floor, ceil = (
         number_formats.e8m0_scale(amax, form.element, rule).tolist() for rule in number_formats.RULES
     )

@@ -55,16 +55,9 @@ def make_csv(count: int, without: str = "") -> str:
     """Return what ncu prints for as many launches, with 1, 2, 3, ... for the counters."""
     names = ["ID", "Kernel Name", *(metric for key, metric in audit.METRICS.items() if key != without)]
     text = io.StringIO()
-    csv.writer(text, quoting=csv.QUOTE_ALL).writerows(
-        [
-            names,
-            [""] * len(names),
-            *(
-                [str(i), "search_variant(const float *)", *map(str, range(1, len(names) - 1))]
-                for i in range(count)
-            ),
-        ]
-    )
+    counted = ["search_variant(const float *)", *map(str, range(1, len(names) - 1))]
+    rows = [names, [""] * len(names), *([str(number), *counted] for number in range(count))]
+    csv.writer(text, quoting=csv.QUOTE_ALL).writerows(rows)
     return f"==PROF== Connected\n{text.getvalue()}==PROF== Disconnected\n"
 
 

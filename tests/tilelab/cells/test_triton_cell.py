@@ -159,21 +159,9 @@ def test_steps_without_a_gpu(capsys, monkeypatch):
     assert ladder.rows[-1]["check"] == "compiled for sm_90a"
     assert "scale_kernel for sm_90a: " in (said := capsys.readouterr().out)
     assert "× LDG" in said and "lines are new or changed since scale_kernel" in said
-    results.save(
-        results.make_record(
-            "test_triton_ladder",
-            [
-                {
-                    "version": "scale_kernel",
-                    "ms": 1.0,
-                    "ratio": 0.5,
-                    "spread": 0.01,
-                    "code": lesson.code_hash(NAMES["scale_kernel"], NAMES["prepare_scale"]),
-                }
-            ],
-            "",
-        )
-    )
+    row = {"version": "scale_kernel", "ms": 1.0, "ratio": 0.5, "spread": 0.01}
+    row |= {"code": lesson.code_hash(NAMES["scale_kernel"], NAMES["prepare_scale"])}
+    results.save(results.make_record("test_triton_ladder", [row], ""))
     shown = make_ladder().step(NAMES["scale_kernel"], NAMES["prepare_scale"])
     assert list(shown.frame["check"]) == ["ok in the interpreter"] and list(shown.frame["±"]) == ["0.01"]
 

@@ -131,15 +131,9 @@ def experiments(monkeypatch, notebooks):
     def measure(rows, live=True):
         return lambda: results.Record(results.make_record("speed", rows, "0" * 16), live=live)
 
-    monkeypatch.setattr(
-        results,
-        "EXPERIMENTS",
-        {
-            "speed": measure([{"name": "best", "ratio": 1.0, "status": "ok"}]),
-            "broken": lambda: 1 / 0,
-            "lesson": measure([], live=False),
-        },
-    )
+    experiments = {"speed": measure([{"name": "best", "ratio": 1.0, "status": "ok"}])}
+    experiments |= {"broken": lambda: 1 / 0, "lesson": measure([], live=False)}
+    monkeypatch.setattr(results, "EXPERIMENTS", experiments)
     monkeypatch.setattr(provenance, "versions", lambda: {"torch": "2.13.0"})
     monkeypatch.setattr(record.headlines, "EXPERIMENTS", ("speed",))
 
@@ -275,13 +269,8 @@ def test_a_recording_that_is_ended(notebooks, tmp_path, how, status):
     )
     paths = [write(notebooks / name, save) for name in ("a.ipynb", "b.ipynb")]
     before = [path.read_bytes() for path in paths]
-    run = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, tmp_path],
-        env=notebook.child_env(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    options = {"env": notebook.child_env(), "text": True, "stderr": subprocess.DEVNULL}
+    run = subprocess.Popen([sys.executable, "-c", INTERRUPTED, tmp_path], stdout=subprocess.PIPE, **options)
     pid = notebooks / "pid"
     wait_for(lambda: run.poll() is not None or pid.exists() and pid.read_text(), 120)
     assert run.returncode is None, "the recording did not begin"

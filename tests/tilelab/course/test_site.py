@@ -11,6 +11,7 @@ import urllib.parse
 import nbconvert
 import nbformat
 import pytest
+from cases import cases
 from view_pages import COLOURS, CROWDED, SCREENSHOTS
 
 from tilelab import views
@@ -167,9 +168,7 @@ def test_a_stored_view_that_is_damaged_names_its_notebook(small_page, stored):
         small_page(nbformat.v4.new_output("display_data", {views.MIME: stored}))
 
 
-@pytest.mark.parametrize(
-    "name, kind, content", [("dot.png", "png", base64.b64decode(PNG)), ("p/dot.svg", "svg+xml", b"<svg/>")]
-)
+@cases("name, kind, content", ("dot.png", "png", base64.b64decode(PNG)), ("p/dot.svg", "svg+xml", b"<svg/>"))
 def test_a_picture_of_a_text_is_embedded_and_one_that_is_missing_is_named(
     small_page, tmp_path, name, kind, content
 ):
@@ -204,13 +203,11 @@ def test_widgets_become_a_note_and_every_picture_is_described(small_page):
     assert "<title>One page</title>" in text
 
 
-@pytest.mark.parametrize(
+@cases(
     "arguments, said",
-    [
-        ([""], "folder is empty; leave it out for build/site."),
-        (["/dev/null"], "/dev/null cannot be written (File exists)."),
-        (["--bogus"], "unrecognized arguments: --bogus"),
-    ],
+    ([""], "folder is empty; leave it out for build/site."),
+    (["/dev/null"], "/dev/null cannot be written (File exists)."),
+    (["--bogus"], "unrecognized arguments: --bogus"),
 )
 def test_a_refusal_is_one_line(capsys, arguments, said):
     with pytest.raises(SystemExit) as stopped:
@@ -309,18 +306,18 @@ def test_every_page_can_be_read(pages, browser):
     once = everywhere | {"pale": PALE, "proportional": PROPORTIONAL, "plain": PLAIN_LINKS}
     with _opened(browser, WIDE) as (page, faults):
         for number, path in enumerate(pages):
-            # Only views use a window wider than the text; the pages of docs are alike.
-            windows = [NARROW, WIDE, WIDEST][: 3 if "tiles-page-view" in path.read_text() else 2]
-            windows = windows[:: -1 if number % 2 else 1][
-                : 1 if path.stem.startswith(("docs", "deeper")) else 3
-            ]
+            in_docs = path.stem.startswith(("docs_", "deeper_"))  # their pages are alike
+            sizes = 1 if in_docs else 3 if "tiles-page-view" in path.read_text() else 2
+            windows = [NARROW, WIDE, WIDEST][:sizes]  # only views use a window wider than the text
+            windows = windows[:: -1 if number % 2 else 1]
             for size, scheme in zip(windows, schemes + schemes):
                 page.set_viewport_size(size)
                 page.emulate_media(color_scheme=scheme)
                 if size is windows[0]:
                     page.goto(path.as_uri())
-                looks = everywhere if windows.index(size) == 2 else once
-                page.screenshot(path=SCREENSHOTS / f"site-{path.stem}-{size['width']}-{scheme}.png")
+                looks = everywhere if in_docs or windows.index(size) == 2 else once
+                if not in_docs:
+                    page.screenshot(path=SCREENSHOTS / f"site-{path.stem}-{size['width']}-{scheme}.png")
                 if page.locator(".tiles-panel .tiles-cell").count():
                     panels += 1
                     page.wait_for_function("document.querySelector('.tiles-panel svg text')")

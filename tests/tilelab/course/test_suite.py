@@ -64,19 +64,9 @@ def test_tiers():
 
 
 def test_the_summary_ends_with_the_failures_and_the_counts(monkeypatch, capsys):
-    monkeypatch.setattr(
-        suite,
-        "run",
-        lambda tiers: {
-            "passed": 2,
-            "failed": 1,
-            "failures": ["test_it::test_b"],
-            "skipped": 3,
-            "skips": [],
-            "seconds": 61.2,
-            "slowest": [("test_it::test_a", 12.3), ("test_it::test_b", 0.1)],
-        },
-    )
+    summary = {"passed": 2, "failed": 1, "failures": ["test_it::test_b"], "skipped": 3, "skips": []}
+    summary |= {"seconds": 61.2, "slowest": [("test_it::test_a", 12.3), ("test_it::test_b", 0.1)]}
+    monkeypatch.setattr(suite, "run", lambda tiers: summary)
     assert suite.main(["unit"]) == 1
     expected = ["The slowest tests:", "  12.3 s  test_it::test_a", "   0.1 s  test_it::test_b"]
     expected += ["These tests failed:", "test_it::test_b", "2 passed, 1 failed, 3 skipped in 61 s"]
@@ -103,15 +93,8 @@ def test_only_visible_gpus_count(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert suite.find_gpus() == {"0": 1.0, "1": 2.0}
-    for visible, found in [
-        ("1", {"1": 2.0}),
-        ("GPU-b", {"GPU-b": 2.0}),
-        ("1,GPU-a1", {"1": 2.0, "GPU-a1": 1.0}),
-        ("0, 1", {"0": 1.0, "1": 2.0}),
-        ("-1", {}),
-        ("", {}),
-        ("GPU-c", {}),
-    ]:
+    found_by = {"1": {"1": 2.0}, "GPU-b": {"GPU-b": 2.0}, "1,GPU-a1": {"1": 2.0, "GPU-a1": 1.0}}
+    for visible, found in (found_by | {"0, 1": {"0": 1.0, "1": 2.0}, "-1": {}, "": {}, "GPU-c": {}}).items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert suite.find_gpus() == found
 

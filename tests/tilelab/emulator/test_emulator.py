@@ -435,13 +435,8 @@ def multiply(step, change=("", ""), seed=0, shape=(200, 264, 584)):
         )
     ]
     kernel = find_kernel(wgmma_gemm, config, config.constants(), change)
-    kernel.prepare(
-        config.grid(m, n, 4),
-        config.threads,
-        (*maps, out, m, n, k, n, wgmma_gemm.NOTHING),
-        config.smem_bytes,
-        config.cluster,
-    )(seed)
+    given = (*maps, out, m, n, k, n, wgmma_gemm.NOTHING)
+    kernel.prepare(config.grid(m, n, 4), config.threads, given, config.smem_bytes, config.cluster)(seed)
     return int((~torch.isclose(out.float(), a.float() @ weight.float().T, rtol=0.02, atol=0.5)).sum())
 
 

@@ -6,13 +6,8 @@ from tilelab.runtime import device
 
 def test_the_records_of_other_gpus_follow(monkeypatch, tmp_path):
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
-    here, there = (
-        device.Device(name, capability, target)
-        for name, capability, target in (
-            ("NVIDIA H200", (9, 0), "sm_90a"),
-            ("NVIDIA B200", (10, 0), "sm_100a"),
-        )
-    )
+    here = device.Device("NVIDIA H200", (9, 0), "sm_90a")
+    there = device.Device("NVIDIA B200", (10, 0), "sm_100a")
     for each in (here, there, results.NO_GPU):
         kept = {"experiment": "speed", "device": dataclasses.asdict(each), "versions": {}, "source": "aaaa"}
         results.save(kept | {"recorded": "2026-11-21T04:50:17Z", "rows": [{"name": "plain", "status": "ok"}]})

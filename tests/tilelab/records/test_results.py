@@ -206,14 +206,8 @@ def test_writers_at_once_and_killed(own_folder):
     writers = []
     try:
         for number in range(4):
-            writers.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", WRITER, str(number)],
-                    cwd=ROOT,
-                    stdout=subprocess.PIPE,
-                    env=notebook.child_env(),
-                )
-            )
+            options = {"cwd": ROOT, "stdout": subprocess.PIPE, "env": notebook.child_env()}
+            writers.append(subprocess.Popen([sys.executable, "-c", WRITER, str(number)], **options))
             writers[-1].stdout.readline()
             for _ in range(5):
                 found = results.load("x", "nvidia-h200")
@@ -282,20 +276,9 @@ def test_load_refuses_what_is_no_record(own_folder):
     path = own_folder / "nvidia-h200" / "gemm.json"
     path.parent.mkdir()
     whole = results.make_record("gemm", [], "")
-    wrong = [
-        whole | change
-        for change in (
-            {"rows": {}},
-            {"rows": [1]},
-            {"recorded": 5},
-            {"device": {"name": "x"}},
-            {"device": None},
-            {"source": None},
-            {"versions": []},
-            {"experiment": 1},
-        )
-    ]
-    for text in ("", "{", "[]", "5", "{}", *map(json.dumps, wrong)):
+    wrong = [{"rows": {}}, {"rows": [1]}, {"recorded": 5}, {"device": {"name": "x"}}, {"device": None}]
+    wrong += [{"source": None}, {"versions": []}, {"experiment": 1}]
+    for text in ("", "{", "[]", "5", "{}", *(json.dumps(whole | change) for change in wrong)):
         path.write_text(text)
         with pytest.raises(ValueError, match="nvidia-h200/gemm.json is not (JSON|a record)"):
             results.load("gemm")

@@ -34,15 +34,9 @@ def cuda_build(monkeypatch):
 
 
 def fake_gpu(monkeypatch, name="NVIDIA H200", capability=(9, 0)):
-    props = types.SimpleNamespace(
-        name=name,
-        major=capability[0],
-        minor=capability[1],
-        multi_processor_count=132,
-        shared_memory_per_block_optin=232448,
-        L2_cache_size=60 << 20,
-        total_memory=139 << 30,
-    )
+    sizes = {"shared_memory_per_block_optin": 232448, "L2_cache_size": 60 << 20, "total_memory": 139 << 30}
+    major, minor = capability
+    props = types.SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=132, **sizes)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: props)

@@ -184,26 +184,10 @@ def make_input(kind, seed):
     ties = (torch.randint(-4096, 4096, (SIZE,), generator=random_bits) / 64.0).where(
         torch.rand(SIZE, generator=random_bits) < 0.5, near
     )
-    tiny = torch.tensor(
-        [1e-7, -6e-8, 3e-6, 5.9e-8, 1e-40, 2.0**-133, -(2.0**-149), 2.0**-14, 2.0**-17, 2.0**-10]
-    )
-    huge = torch.tensor(
-        [
-            65504.0,
-            65519.0,
-            65520.0,
-            448.0,
-            464.0,
-            465.0,
-            57344.0,
-            61440.0,
-            3.3e38,
-            -3.4e38,
-            2.0**31,
-            -(2.0**31),
-        ]
-    )
-    special = torch.cat([tiny, huge, torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan")])])
+    odd = [1e-7, -6e-8, 3e-6, 5.9e-8, 1e-40, 2.0**-133, -(2.0**-149), 2.0**-14, 2.0**-17, 2.0**-10]
+    odd += [65504.0, 65519.0, 65520.0, 448.0, 464.0, 465.0, 57344.0, 61440.0, 3.3e38, -3.4e38]
+    odd += [2.0**31, -(2.0**31), 0.0, -0.0, float("inf"), -float("inf"), float("nan")]
+    special = torch.tensor(odd)
     special = special[torch.randint(len(special), (SIZE,), generator=random_bits)]
     return ties.where(torch.rand(SIZE, generator=random_bits) < 0.85, special).to(dtype)
 

@@ -25,6 +25,8 @@ ROW = {"m": 64, "n": 4096, "k": 8192, "dtype": "bf16", "config": WHOLE, "us": 20
 ROW |= {"peer_us": 20.0, "ratio": 1.0, "spread": 0.02, "tried": 9, "source": "1"}
 
 WRITTEN = ROW | {"name": "whole", "config": {}}  # as a file holds it
+ODD = [{"m": 10**400}, {"n": True}, {"k": 8.0}, {"dtype": None}, {"us": math.inf}, {"us": math.nan}]
+ODD += [{"ratio": "fast"}, {"config": [[]]}, {"config": {"block_m": 10**400}}]
 
 
 @pytest.fixture(autouse=True)
@@ -92,20 +94,7 @@ def test_replace_is_asked_for():
     '{"gpu": "NVIDIA H200", "rows": [{"m": 0, "n": 8, "k": 8, "us": 1, "config": {}}]}',
     "[" * 100_000,
     '{"gpu": "NVIDIA H200", "rows": 5}',
-    *(
-        json.dumps({"gpu": GPU, "rows": [{**WRITTEN, **odd}]})
-        for odd in (
-            {"m": 10**400},
-            {"n": True},
-            {"k": 8.0},
-            {"dtype": None},
-            {"us": math.inf},
-            {"us": math.nan},
-            {"ratio": "fast"},
-            {"config": [[]]},
-            {"config": {"block_m": 10**400}},
-        )
-    ),
+    *(json.dumps({"gpu": GPU, "rows": [{**WRITTEN, **odd}]}) for odd in ODD),
     json.dumps({"gpu": GPU, "rows": [{key: WRITTEN[key] for key in WRITTEN if key != "dtype"}]}),
 )
 def test_a_damaged_table_is_left_as_it_is_and_serves_nobody(damage):

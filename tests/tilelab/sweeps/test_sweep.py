@@ -441,15 +441,8 @@ def test_a_script_that_ends_leaves_no_process_and_waits_for_no_hang(space, journ
     (tmp_path / "beside.py").write_text(
         "from odd_space import OddSpace, build_nothing, call_here\nclass Beside(OddSpace): pass\n"
     )
-    script = run_script(
-        tmp_path,
-        SCRIPT,
-        space.folder,
-        str(journal.path),
-        stdout=subprocess.PIPE,
-        text=True,
-        stderr=subprocess.DEVNULL,
-    )
+    pipes = {"stdout": subprocess.PIPE, "text": True, "stderr": subprocess.DEVNULL}
+    script = run_script(tmp_path, SCRIPT, space.folder, str(journal.path), **pipes)
     said, _ = script.communicate(timeout=120)  # the hang sleeps for 300 s
     assert set(said.split()) <= {"None"}
     assert [row["status"] for row in journal.rows().values()] == ["ok"]

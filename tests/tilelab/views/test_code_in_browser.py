@@ -78,13 +78,8 @@ def test_keys_go_from_mark_to_mark(show):
     page.keyboard.press("Tab")  # the toolbar is one stop, the listings are the next
     page.keyboard.press("Tab")
     assert body.evaluate("each => each === document.activeElement")
-    for key, line in (
-        ("n", "UTMALDG.2D [UR8], [UR4]"),
-        ("n", "SYNCS R2"),
-        ("n", "HGMMA R8"),
-        ("n", "HGMMA R8"),
-        ("p", "SYNCS R2"),
-    ):
+    marked = ("UTMALDG.2D [UR8], [UR4]", "SYNCS R2", "HGMMA R8", "HGMMA R8", "SYNCS R2")
+    for key, line in zip("nnnnp", marked):
         page.keyboard.press(key)
         assert current.first.inner_text() == line
     page.locator("[data-kind=difference]").click()

@@ -90,17 +90,8 @@ def grid_of_96(**choice):
 
 def small(**choice):
     """Four configurations that build quickly, of a shape that no record knows."""
-    return panel.Panel(
-        GEMM,
-        COPY,
-        **{
-            "kernel": COPY.title,
-            "preset": "the course's 4",
-            "target": "sm_90a",
-            "shape": "512,512",
-            **choice,
-        },
-    )
+    usual = {"kernel": COPY.title, "preset": "the course's 4", "target": "sm_90a", "shape": "512,512"}
+    return panel.Panel(GEMM, COPY, **usual | choice)
 
 
 def run(shown):
@@ -110,20 +101,10 @@ def run(shown):
 
 def built_rows(shown):
     """Return rows as a sweep for another target leaves them, by key."""
-    return {
-        row["key"]: {
-            **row,
-            "status": "ok",
-            "registers": 168,
-            "spills": 0,
-            "smem": 99328,
-            "threads": 128,
-            "programs_per_sm": 1,
-            "counts": {},
-        }
-        for row in shown._choice.initial_rows.values()
-        if row["status"] == "waiting"
-    }
+    built = {"status": "ok", "registers": 168, "spills": 0, "smem": 99328, "threads": 128}
+    built |= {"programs_per_sm": 1}
+    rows = shown._choice.initial_rows.values()
+    return {row["key"]: row | built | {"counts": {}} for row in rows if row["status"] == "waiting"}
 
 
 class MadeUpSweep:
@@ -271,16 +252,8 @@ def test_a_bad_shape_is_a_sentence_and_loses_nothing(screen):
     shown = panel.Panel(GEMM, shape="4096³")
     seen = screen(shown)
     before = seen.data["rows"]
-    for text in (
-        "nonsense",
-        "",
-        "4096,4096",
-        "0,1,1",
-        "4096,4096,-1",
-        "9" * 30,
-        "1,1,99999999999",
-        "<b>4096</b>",
-    ):
+    wrong = ("nonsense", "", "4096,4096", "0,1,1", "4096,4096,-1", "9" * 30, "1,1,99999999999")
+    for text in (*wrong, "<b>4096</b>"):
         choose(shown, shape=text)
         assert "a shape is" in seen.data["state"]["problem"] and seen.data["rows"] == before
         assert seen.data["state"]["values"]["shape"] == text or "," in text
@@ -541,7 +514,7 @@ def test_a_sweep_runs_to_its_end_and_can_be_resumed_and_started_over(sweeps, scr
     assert all(row["from_record"] and row["here"] for row in seen.data["rows"])
     choose(recorded, target="sm_100a")
     run(recorded)
-    assert "recorded" not in str(seen.data["choice"])
+    assert "recorded on" not in str(seen.data["choice"])
     assert not any("from_record" in row for row in seen.data["rows"])
     assert all(row["registers"] for row in seen.data["rows"])
 
@@ -644,22 +617,11 @@ def test_words_and_shades():
 
 
 def test_the_winner_was_timed_again_and_is_fastest_beside_the_peer():
+    timed = ((1.0, 0.90, 0.89, 2), (1.1, 0.95, 0.96, 2), (1.2, 0.94, 0.955, 1), (0.9, 0.97, None, 3))
     rows = [
-        {
-            "status": "ok",
-            "kernel": str(ms),
-            "predicted_ms": predicted,
-            "ms": ms,
-            "peer_ms": ms * ratio,
-            "ratio": ratio,
-            **({"final_ms": ms, "final_ratio": final} if final else {}),
-        }
-        for ms, ratio, final, predicted in (
-            (1.0, 0.90, 0.89, 2),
-            (1.1, 0.95, 0.96, 2),
-            (1.2, 0.94, 0.955, 1),
-            (0.9, 0.97, None, 3),
-        )
+        {"status": "ok", "kernel": str(ms), "predicted_ms": predicted, "ms": ms}
+        | {"peer_ms": ms * ratio, "ratio": ratio, **({"final_ms": ms, "final_ratio": final} if final else {})}
+        for ms, ratio, final, predicted in timed
     ]
     assert panel_rows.find_winner(rows) is rows[1]
     assert panel_rows.top_rows(rows) == panel_rows.rank_rows(rows) == [rows[1], rows[2], rows[0], rows[3]]

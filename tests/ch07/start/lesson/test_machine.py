@@ -10,32 +10,11 @@ from ch07.start.lesson import machine as machine_module
 from tilelab.records import results
 from tilelab.runtime import device
 
-MACHINE = machine_module.Machine(
-    "H200",
-    "sm_90a",
-    132,
-    139.8,
-    60.0,
-    227.0,
-    4.17,
-    789.0,
-    4.8,
-    989,
-    11.4,
-    1226,
-    818,
-    "recorded on NVIDIA H200, 2026-11-22",
-    "chapter 10's GEMM, since 2026-11-21",
-)
-BARE = dataclasses.replace(
-    MACHINE,
-    peak_tbps=None,
-    peak_tflops=None,
-    l2_tbps=None,
-    load_cycles=None,
-    product_cycles=None,
-    gemm_label="",
-)
+FIGURES = "H200", "sm_90a", 132, 139.8, 60.0, 227.0, 4.17, 789.0, 4.8, 989, 11.4, 1226, 818
+LABELS = "recorded on NVIDIA H200, 2026-11-22", "chapter 10's GEMM, since 2026-11-21"
+MACHINE = machine_module.Machine(*FIGURES, *LABELS)
+MEASURED = ("peak_tbps", "peak_tflops", "l2_tbps", "load_cycles", "product_cycles")
+BARE = dataclasses.replace(MACHINE, **dict.fromkeys(MEASURED), gemm_label="")
 
 
 @pytest.mark.parametrize("machine", [MACHINE, BARE], ids=["all figures", "ceilings only"])

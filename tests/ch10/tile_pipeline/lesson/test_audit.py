@@ -47,14 +47,8 @@ def test_a_transpose_and_its_halves_emulated(config, changes, meaning):
     maps = [make_tensor_map(tensor, config.box(), swizzle=config.swizzle) for tensor in (x, out)]
     for seed in range(2):
         out.fill_(7)
-        emulator.run(
-            kernel,
-            config.blocks(x.shape),
-            config.block_threads,
-            [*maps, *map(ctypes.c_uint32, config.tiles(x.shape))],
-            config.smem_bytes(),
-            seed,
-        )
+        given = [*maps, *map(ctypes.c_uint32, config.tiles(x.shape))]
+        emulator.run(kernel, config.blocks(x.shape), config.block_threads, given, config.smem_bytes(), seed)
         assert torch.equal(out, meaning(x))
 
 

@@ -25,10 +25,8 @@ def test_the_grid_and_the_widths_hold_what_they_say():
 
 def test_a_space_rejects_what_cannot_run():
     config = experiments.STEPS["raster"]
-    assert (
-        WgmmaSpace((64, 64, 64), compile_for="sm_100a").reject(config)
-        == "sm_100a has no wgmma; only sm_90a has it."
-    )
+    found = WgmmaSpace((64, 64, 64), compile_for="sm_100a").reject(config)
+    assert found == "sm_100a has no wgmma; only sm_90a has it."
     assert "too few K steps to share: 1" in WgmmaSpace((64, 64, 64), compile_for="sm_90a").reject(
         choice.candidates(8, 4096, 4096)["split 64×tokens+0, cluster 2×1, 2 boxes"]
     )
@@ -47,15 +45,13 @@ def test_the_subject_offers_what_exists():
     for preset in subject.presets.values():
         for config in preset("bf16"):
             assert all(isinstance(axis(config), str) for axis in subject.axes.values())
-    assert subject.roofline("bf16").intensity(experiments.STEPS["tile_128x256"]) == pytest.approx(
-        128 * 256 / 384
-    )
+    found = subject.roofline("bf16").intensity(experiments.STEPS["tile_128x256"])
+    assert found == pytest.approx(128 * 256 / 384)
 
 
 def test_only_the_source_of_what_is_measured_counts():
-    assert (
-        experiments.source() == experiments.check_correctness.source() != provenance.source_hash(wgmma_gemm)
-    )
+    found = experiments.check_correctness.source()
+    assert experiments.source() == found != provenance.source_hash(wgmma_gemm)
 
 
 FAKE = r"""#!/bin/sh
@@ -95,20 +91,14 @@ def test_how_a_broken_kernel_ended(monkeypatch, tmp_path):
     }
 
 
+RIGHT = {"status": "ok", "reason": "", "error": 1.0, "peer_error": 1.0}
+
+
 def test_rows_are_those_of_the_record(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132))
     monkeypatch.setattr(build, "compile_ahead", list)
     monkeypatch.setattr(
-        experiments,
-        "verify",
-        lambda config, *shape: {
-            "name": str(config),
-            "shape": list(shape),
-            "status": "ok",
-            "reason": "",
-            "error": 1.0,
-            "peer_error": 1.0,
-        },
+        experiments, "verify", lambda config, *shape: RIGHT | {"name": str(config), "shape": [*shape]}
     )
     monkeypatch.setattr(experiments, "measure_bursts", lambda *shape: {"name": "best", "shape": list(shape)})
     monkeypatch.setattr(
@@ -138,17 +128,7 @@ def test_rows_are_those_of_the_record(monkeypatch):
 def test_each_peer_has_a_row_at_each_square(monkeypatch, missing):
     monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a", 132))
     monkeypatch.setattr(build, "compile_ahead", list)
-    monkeypatch.setattr(
-        experiments,
-        "verify",
-        lambda config, *shape: {
-            "name": str(config),
-            "status": "ok",
-            "reason": "",
-            "error": 1.0,
-            "peer_error": 1.0,
-        },
-    )
+    monkeypatch.setattr(experiments, "verify", lambda config, *shape: RIGHT | {"name": str(config)})
     monkeypatch.setattr(experiments, "find_fault", lambda side, prepare: "")
     monkeypatch.setattr(
         bench,

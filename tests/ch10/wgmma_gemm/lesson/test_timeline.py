@@ -219,16 +219,8 @@ def pretended_recorder(monkeypatch):
         def launch():
             for number, group in enumerate(groups if watched == 2 else []):
                 if one_group:  # which has one lane for what two do
-                    group = make_group(
-                        50,
-                        [
-                            stamp(100, recorder.LOADED),
-                            stamp(800, recorder.ARRIVED),
-                            stamp(1400, recorder.MULTIPLIED),
-                            stamp(1500, recorder.STORED),
-                        ],
-                        1600,
-                    )
+                    kinds = (recorder.LOADED, recorder.ARRIVED, recorder.MULTIPLIED, recorder.STORED)
+                    group = make_group(50, [*map(stamp, (100, 800, 1400, 1500), kinds)], 1600)
                 pairs = torch.tensor(group, dtype=torch.int64)
                 stamps[1, number, : len(group)] = ((pairs + (1 << 31)) % WRAP - (1 << 31)).to(torch.int32)
 
@@ -291,15 +283,8 @@ def test_events_become_rows_with_a_handover(pretended_recorder):
         ("consumer 0", "product", 2460),
     )
     rows = [
-        {
-            "name": "warp_specialized",
-            "tile": 0,
-            "role": role,
-            "event": event,
-            "step": step,
-            "end": 600 * step + end,
-        }
-        for step in range(8)
+        {"name": "warp_specialized", "tile": 0, "role": role, "event": event, "step": step, "end": at + end}
+        for step, at in enumerate(range(0, 4800, 600))
         for role, event, end in ends
     ]
     found = recorder.measure_handover(rows)

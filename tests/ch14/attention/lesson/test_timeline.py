@@ -58,18 +58,9 @@ def make_trace(zero=5.0, cta=3):
     events = []
 
     def add(warp, name, begin, cycles, number=cta):
-        events.append(
-            {
-                "ph": "X",
-                "name": name,
-                "cat": "kernel",
-                "pid": f"kernel Core7 CTA{number} [clock cycle]",
-                "tid": f"warp {warp} (line 0)",
-                "ts": zero + begin / 1000,
-                "dur": cycles / 1000,
-                "args": {},
-            }
-        )
+        event = {"ph": "X", "name": name, "cat": "kernel", "pid": f"kernel Core7 CTA{number} [clock cycle]"}
+        event |= {"tid": f"warp {warp} (line 0)", "ts": zero + begin / 1000, "dur": cycles / 1000, "args": {}}
+        events.append(event)
 
     for tile in range(2):
         start = 5000 * tile

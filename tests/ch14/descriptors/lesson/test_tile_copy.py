@@ -39,14 +39,9 @@ def test_padded_source():
 @pytest.mark.compile
 def test_copies_use_tma_and_stages_do_nothing_without_a_loop():
     tile = dict.fromkeys(("source", "destination"), "tensordesc<bf16[128, 128]>")
+    kernel, constants = "ch14.descriptors.lesson.tile_copy:copy_tma_kernel", {"BLOCK_M": 128, "BLOCK_N": 128}
     jobs = [
-        build.Job(
-            "ch14.descriptors.lesson.tile_copy:copy_tma_kernel",
-            tile,
-            {"BLOCK_M": 128, "BLOCK_N": 128},
-            target,
-            num_stages=stages,
-        )
+        build.Job(kernel, tile, constants, target, num_stages=stages)
         for target, stages in (("sm_90a", 1), ("sm_90a", 5), ("sm_120a", 1))
     ]
     reports = build.disassemble(jobs)

@@ -93,18 +93,8 @@ def test_bias_silu(m, n):
 @pytest.mark.compile
 def test_bias_silu_is_built_wide():
     arguments = {"c_ptr": "*bf16", "bias_ptr": "*bf16", "out_ptr": "*bf16", "N": "i32"}
-    [silu] = build.disassemble(
-        [
-            build.Job(
-                "ch14.fp8_gemm.lesson.impacts:bias_silu_kernel",
-                arguments,
-                {"BLOCK": 2048},
-                "sm_90a",
-                4,
-                aligned=tuple(arguments),
-            )
-        ]
-    )
+    kernel, aligned = "ch14.fp8_gemm.lesson.impacts:bias_silu_kernel", tuple(arguments)
+    [silu] = build.disassemble([build.Job(kernel, arguments, {"BLOCK": 2048}, "sm_90a", 4, aligned=aligned)])
     assert silu.launchable and "LDG.E.128" in silu.sass and "STG.E.128" in silu.sass and silu.spills == 0
 
 
@@ -171,28 +161,18 @@ def row(name, ms, moment=1.0, **more):
 
 
 def test_verdicts_compare_the_right_rows():
-    impacts = [
-        row("3 stages", 2.0, claim="latency", what="x"),
-        row("4 stages", 1.1, claim="latency", what="x"),
-        row("5 stages", 1.5, claim="latency", what="x"),
-        row("6 stages", None, claim="latency", what="x"),
-        row("4 warps", 1.0, claim="warps", what="y"),
-        row("8 warps", 1.2, claim="warps", what="y"),
-    ]
+    stages = {"3 stages": 2.0, "4 stages": 1.1, "5 stages": 1.5, "6 stages": None}
+    impacts = [row(name, ms, claim="latency", what="x") for name, ms in stages.items()]
+    impacts += [row(name, ms, claim="warps", what="y") for name, ms in (("4 warps", 1.0), ("8 warps", 1.2))]
     epilogue = [
         row(name, ms, shape=[1, 2, k])
         for k, times in ((4, (2.0, 1.6, 1.9, 1)), (3, (2.0, 1.5, 2.2, 1)))
         for name, ms in zip(("in passes", "all fused", "bias and SiLU fused", "product alone"), times)
     ]
-    split = [
-        row(name, ms, config=config) | {"shape": list(experiments.SPLIT)}
-        for name, ms, config in (
-            ("torch", 3, ""),
-            ("unsplit, a", 0.6, "tile a · early"),
-            ("unsplit, b", 1.0, "tile b · early"),
-            ("course", 0.5, "tile b · 12 splits · early"),
-        )
-    ]
+    timed = [("torch", 3, ""), ("unsplit, a", 0.6, "tile a · early"), ("unsplit, b", 1.0, "tile b · early")]
+    timed += [("course", 0.5, "tile b · 12 splits · early")]
+    shape = list(experiments.SPLIT)
+    split = [row(name, ms, config=config) | {"shape": shape} for name, ms, config in timed]
     bf16 = [row("", 1.0, 2.0, stages=6), row("", 1.1, 0.5, stages=4), row("", 4.0, stages=2)]
     found = verdicts(impacts, epilogue, [row("course", 9), *split], bf16)
     seen = [(each["claim"], each["from"], each["to"], each["time saved"], each["verdict"]) for each in found]
