@@ -42,14 +42,14 @@ REFUSALS = {
 }
 # Records that are older than their code, each with what changed since. Recording one anew means deleting its line here.
 _OLDER = """
-multicast of A, tiles in steps of eight and the choice by families (the code of single CTAs is unchanged): \
-ch10_gemm_broken ch10_gemm_check ch10_gemm_lines \
-ch10_gemm_sanitizer ch10_gemm_squares ch10_gemm_sweep ch10_gemm_timeline ch10_gemm_width \
-ch10_timeline ch10_timeline_idle ch10_timeline_overhead
-split keys and new tiles: ch14_attention_sanitizer ch14_attention_timeline
-wider tiles, clusters, and decoding by wgmma: ch14_blockscaled_sanitizer
-swapped operands and the choice by families: ch14_gemm_claim ch14_gemm_dram ch14_gemm_sweep sweep_gpus sweep_race
-a condition when a plan is made; the calls that are timed repeat one: ch14_compiled_host_time
+a recording was made by a script whose workers could not import the course: ch07_bulk_sweep ch10_gemm_sweep \
+ch10_tile_sweep ch14_attention_sweep ch14_gemm_sweep ch14_blockscaled_emulated ch14_compiled_cells \
+ch14_compiled_choices ch14_compiled_pointwise
+device time ended first: ch07_sanitizer ch10_gemm_peers ch10_gemm_sanitizer ch10_tile_sanitizer \
+ch14_blockscaled_sanitizer ch14_gemm_claim
+triton.autotune met a configuration without a descriptor: sweep_cancel sweep_gpus sweep_memory sweep_race sweep_regret
+few queries do not start early, as the record had shown: ch14_attention_held_out ch14_attention_ladder \
+ch14_attention_peers ch14_attention_sanitizer ch14_attention_shapes ch14_attention_small_head
 the order of NVFP4's second pass; no H100 was at hand: H100/ch14_mx_formats_speed H100/ch14_mx_formats_sweep
 """
 OLDER = {
@@ -491,8 +491,8 @@ def test_compiled_cells_are_complete(cells):
     assert list(cells) == [(family, shape, mode) for family, shape, modes in CASES for mode in modes]
     for row in cells.values():
         assert row["error"] <= row["tolerance"] and row["ms"] > 0 and row["kernels"]
-        found = "compile_s" in row
-        assert found == row.get("caches") == row["name"], "a compile time is given for cold caches"
+        has_time, is_cold = "compile_s" in row, row.get("caches") == row["name"]
+        assert has_time == is_cold, "a compile time is given for cold caches"
         if row.get("triton"):  # descriptors in the code are TMA in the kernel
             loads = sum(counts["UTMALDG"] for counts in row["triton"].values())
             assert (loads > 0) == (row["descriptors"] > 0), row["name"]

@@ -85,13 +85,12 @@ def _compile_split_options(
     config: AttentionConfig, is_causal: bool, interpreted: bool = False
 ) -> tuple[dict, dict]:
     constants = {"CAUSAL": bool(is_causal), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
-    early = {"launch_pdl": not interpreted}
-    if config.kernel == "split_hopper":
-        return constants | {"STAGES": config.num_stages}, early | {"num_warps": 4}  # of the first role
-    return constants | {"EARLY": not interpreted}, early | {
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
-    }
+    if config.kernel == "split_hopper":  # warps of the first role
+        return constants | {"STAGES": config.num_stages}, {"num_warps": 4, "launch_pdl": not interpreted}
+    # It does not start early itself: programs that arrive before an SM is free crowd onto those that are, and a launch
+    # of one long wave then takes up to a third longer. Its partial results let the merge start early.
+    early = {"EARLY": config.splits > 1 and not interpreted}
+    return constants | early, {"num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
 def _compile_merge_options(config: AttentionConfig, d: int, interpreted: bool = False) -> tuple[dict, dict]:

@@ -63,7 +63,6 @@ def attention_split_kernel(
 ):
     D: tl.constexpr = k_desc.block_shape[3]
     if EARLY:
-        gdc_wait()
         gdc_launch_dependents()
     split = tl.program_id(0) % splits
     tile = tl.program_id(0) // splits

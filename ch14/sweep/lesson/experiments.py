@@ -88,9 +88,11 @@ def run_autotune() -> dict:
         for config in grid()
     ]
     kernel = triton.autotune(choices, key=["M", "N", "K"])(gemm_persistent_kernel)
-    descriptors = {
-        name: block and TensorDescriptor(matrices[name[0]], [SIDE, SIDE], [SIDE, 1], block)
-        for name, block in grid()[0].blocks(True).items()
+    # A tile in two or three parts needs more descriptors than others, which get them too and do not use them.
+    blocks = {name: block for config in grid() for name, block in config.blocks(True).items() if block}
+    descriptors = dict.fromkeys(grid()[0].blocks(True)) | {
+        name: TensorDescriptor(matrices[name[0]], [SIDE, SIDE], [SIDE, 1], block)
+        for name, block in blocks.items()
     }
     kernel[(sms,)](**descriptors, scale_a_ptr=None, scale_b_ptr=None, M=SIDE, N=SIDE, K=SIDE)
     torch.cuda.synchronize()
