@@ -124,7 +124,7 @@ def describe_gemm_clusters() -> str:
     return (
         f"quick sweep of the GEMM at 4096³, clusters of two: faster in {sum(gain > 1 for gain in gains.values())} "
         f"of {len(gains)} configurations, {worst:.2f} to {gains[best]:.2f} × the same without "
-        f"(most: {best.partition(' · spec')[0]}); "
+        f"(the largest gain has {best.partition(' · spec')[0]}); "
         f"the fastest with {max(map(speed.get, gains)):.2f} × cuBLAS, without "
         f"{max(ratio for name, ratio in speed.items() if 'cluster' not in name):.2f} ×; {record.label()}"
     )
