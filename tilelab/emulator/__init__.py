@@ -62,7 +62,6 @@ CELL_FLAGS = (
     *CHECKS,
     "-fdata-sections",
     "-fno-gnu-unique",
-    "-fstack-reuse=none",  # a variable that has ended keeps its value, see `is_alive` in engine.cpp
     "-fno-threadsafe-statics",
 )
 ARRAY = re.compile(r"(?:\[[^][]*\]\s*)+")  # the extents of an array, or indices

@@ -112,8 +112,7 @@ struct ProductKind {
     bool a_transposed = false, b_transposed = false;
 };
 void fence_products();
-void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate,
-              const u32* const* a_places = nullptr);
+void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate);
 UNCHECKED inline void multiply(Elements elements, float* d, u32 width, u64 a, u64 b, bool accumulate) {
     u32* registers[128];
     for (u32 i = 0; i < width / 2; ++i) registers[i] = reinterpret_cast<u32*>(d + i);

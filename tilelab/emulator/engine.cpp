@@ -146,17 +146,10 @@ struct Accumulators {
     u32 uses = 0;
 };
 
-struct Place {  // of a variable of the cell: its address, and the stack frame and the call that it belongs to
-    const u32* at;
-    const u64* frame;
-    u64 caller;
-};
-
 struct Issued {
     std::shared_ptr<Product> product;
     u32 group;
     u32* d;
-    Place a[4];  // the registers of A, null if they are not known
 };
 
 struct CpAsync {  // a copy of cp.async, which lands when the thread waits for its group
@@ -322,28 +315,6 @@ static Where find_caller(const void* frame, u32 thread = current) {
         if (code < u64(code_end - code_begin)) where.offsets[where.count++] = u32(code);
     }
     return where;
-}
-
-// Return the first stack frame that is wanted, from the innermost one on, or null.
-template <typename Wanted>
-static const u64* find_frame(const void* innermost, Wanted is_wanted) {
-    const u8* stack = coroutines[current].stack;
-    for (auto at = static_cast<const u64*>(innermost);; at = reinterpret_cast<const u64*>(at[0])) {
-        if (reinterpret_cast<const u8*>(at) - stack > long(STACK_BYTES - 16) || reinterpret_cast<const u8*>(at) < stack)
-            return nullptr;
-        if (is_wanted(at)) return at;
-    }
-}
-static Place find_place(const u32* at, const void* innermost) {
-    const u64* frame =
-        find_frame(innermost, [=](const u64* frame) { return reinterpret_cast<const u32*>(frame) > at; });
-    const bool is_known = frame && at > static_cast<const u32*>(innermost);
-    return is_known ? Place{at, frame, frame[1]} : Place{};
-}
-// Return whether the call that a variable belongs to has not ended.
-static bool is_alive(const Place& place, const void* innermost) {
-    return place.at &&
-           find_frame(innermost, [&](const u64* frame) { return frame == place.frame && frame[1] == place.caller; });
 }
 
 // Return a mark that tilelab.emulator replaces by "line 12: ".
@@ -1566,8 +1537,7 @@ static void require_descriptor(u64 descriptor, u32 rows, bool transposed, const 
 }
 
 // The first register is the name of the accumulators.
-void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate,
-              const u32* const* a_places) {
+void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u64 a, u64 b, bool accumulate) {
     const u32 registers = kind.width / (kind.sums == F16_SUMS ? 4 : 2);
     Thread& thread = me();
     if (my_number() / 128 >= my_block().warp_groups.size())
@@ -1623,8 +1593,6 @@ void multiply(const ProductKind& kind, u32* const* d, const u32* a_registers, u6
     }
     if (own.values.size() != registers) fail("uses one d for products of different widths without a wait in between");
     thread.issued.push_back({product, thread.product_groups, *d});
-    for (u32 i = 0; a_places && i < 4; ++i)
-        thread.issued.back().a[i] = find_place(a_places[i], __builtin_frame_address(0));
     engine_may_act();
 }
 
@@ -1647,13 +1615,6 @@ void wait_for_products(u32 pending) {
     size_t done = 0;
     for (; done < thread.issued.size() && thread.issued[done].group < limit; ++done) {
         const Issued& each = thread.issued[done];
-        for (u32 i = 0; i < 4; ++i)
-            if (is_alive(each.a[i], __builtin_frame_address(0)) &&
-                *each.a[i].at != each.product->a_registers[my_number() % 128][i])
-                fail_at(
-                    each.product->where,
-                    "overwrites register %u of A of this wgmma before wgmma_wait: the tensor core may still read it",
-                    i);
         for (u32 warp = 0; warp < 4; ++warp)
             while (!(each.product->executed >> warp & 1)) execute_next_product(my_warp_group(), warp);
         Accumulators& own = thread.accumulators[each.d];

@@ -115,13 +115,6 @@ class Translator:
 
     # operands
 
-    def place(self, text: str) -> str:
-        """Return C++ for the address of the cell's variable that an operand is; null where it is none."""
-        if not re.fullmatch(r"%\d+|%\[\w+\]", text.strip()):
-            return "nullptr"
-        variable = f"v{self.find(text.strip())}"
-        return f"ptx::place(static_cast<decltype({variable})>({variable}))"
-
     def read(self, text: str, kind: str = "") -> str:
         """Return C++ for the value of an operand as a u64. `kind` is the PTX type of a number."""
         text = text.strip()
@@ -1035,11 +1028,9 @@ def multiply_group(translator: Translator, statement: Statement) -> str | None:
     array = next(translator.fresh)
     if a_registers:
         values = ", ".join(f"u32({translator.read(each)})" for each in a_registers)
-        owners = ", ".join(map(translator.place, a_registers))
-        before = f"const u32 {array}[] = {{{values}}}, *const {array}_at[] = {{{owners}}}; "
-        given, a = f"{array}, {array}_at", "0"
+        before, given, a = f"const u32 {array}[] = {{{values}}}; ", array, "0"
     else:
-        before, given, a = "", "nullptr, nullptr", translator.read(a)
+        before, given, a = "", "nullptr", translator.read(a)
     return (
         f"{{ {before}ptx::multiply_group<{count}>({kind}, {given}, {a}, {translator.read(b)}, "
         f"{translator.read(scale)} & 1 || ({translator.read(scale)}) != 0, {', '.join(places)}); }}"

@@ -368,21 +368,12 @@ inline void arrive_after_copies(u32 barrier, bool counted) {
     if (counted) emulator::arrive(barrier, 0);
 }
 
-template <typename T>
-const u32* place(T& operand) {
-    return sizeof(T) == 4 ? reinterpret_cast<const u32*>(&operand) : nullptr;
-}
-template <typename T>
-const u32* place(const T&&) {
-    return nullptr;
-}
-
 template <u32 COUNT, typename... Registers>
-UNCHECKED void multiply_group(const emulator::ProductKind& kind, const u32* a_registers, const u32* const* a_places,
-                              u64 a, u64 b, bool accumulate, Registers&... d) {
+UNCHECKED void multiply_group(const emulator::ProductKind& kind, const u32* a_registers, u64 a, u64 b, bool accumulate,
+                              Registers&... d) {
     u32* registers[] = {reinterpret_cast<u32*>(&d)...};
     if (COUNT != sizeof...(d))
         fail("wgmma with %u columns has %u registers of d; it gets %zu", kind.width, COUNT, sizeof...(d));
-    emulator::multiply(kind, registers, a_registers, a, b, accumulate, a_places);
+    emulator::multiply(kind, registers, a_registers, a, b, accumulate);
 }
 }  // namespace inline_ptx

@@ -89,7 +89,8 @@ def matrices(m, n, k, dtype, layout="k"):
 
 torch.set_grad_enabled(False)
 for config, *case in (("best", 300, 1000, 72, torch.float16, "n"), ("best", 300, 1024, 512, torch.float8_e4m3fn),
-                      ("128,192,64,4,5 persistent /2 early", 512, 768, 640, torch.bfloat16),
+                      ("128×192×64 · 4 warps · 5 stages · persistent · C in 2 parts · early",
+                       512, 768, 640, torch.bfloat16),
                       ("conservative", 300, 768, 640, torch.bfloat16), ("best", 1, 64, 4096, torch.bfloat16)):
     compare((config, *case), lambda *given: gemm._plan(*given, config).launch, [matrices(*case) for _ in range(2)])
 for d, config, causal in ((64, "plain", True), (128, "persistent", True), (128, "overlap", False)):
@@ -140,7 +141,7 @@ for form, options in (("mxfp8_e4m3", {}), ("mxfp4", {"tiled": True}), ("nvfp4", 
 
 weight = mx_formats.quantise(torch.randn(512, 1024).bfloat16(), "mxfp4")
 x, out = torch.randn(5, 1024).bfloat16(), torch.empty(5, 512, dtype=torch.bfloat16)
-for config in ("best", "plain,64,1024,4,4"):
+for config in ("best", "64×1024 · 4 warps · 4 stages · registers"):
     def build(early):
         return fp4_decode._build(x, weight.values, weight.scales, out, config, early)
 
