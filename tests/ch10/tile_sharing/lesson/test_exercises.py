@@ -186,5 +186,5 @@ def test_the_sweep_of_the_gemm_says_for_how_many_a_multicast_is_faster(monkeypat
     found = {"rows": rows, "device": {"name": "H", "capability": [9, 0]}, "recorded": "2026-11-28"}
     monkeypatch.setattr(exercises.results, "load", lambda name: found)
     said = exercises.describe_gemm_clusters()
-    assert "faster in 1 of 2 configurations, 0.75 to 1.10 × the same without (most: a)" in said
+    assert "faster in 1 of 2 configurations, 0.75 to 1.10 × the same without (the largest gain has a)" in said
     assert "the fastest with 1.10 × cuBLAS, without 1.00 ×; recorded on H, 2026-11-28" in said
