@@ -216,6 +216,23 @@ def test_integers_saturate_as_in_ptx(kind, wanted):
 
 
 @triton.jit
+def float8e4b15_kernel(x, codes, back, N: tl.constexpr):
+    at = tl.arange(0, N)
+    found = tl.load(x + at).to(tl.float8e4b15)
+    tl.store(codes + at, found.to(tl.int8, bitcast=True))
+    tl.store(back + at, found.to(tl.float32))
+
+
+@INTERPRETED
+def test_float8e4b15_is_what_triton_computes_with_integers():
+    x = torch.tensor([1.0, -0.5, 1.75, 5.0, 2.0**-14, 2.0**-17, 0.0, 1.06])
+    codes, back = torch.empty(8, dtype=torch.int8), torch.empty(8)
+    float8e4b15_kernel[(1,)](x, codes, back, 8)
+    assert back.tolist() == [1.0, -0.5, 1.75, 1.75, 2.0**-14, 2.0**-17, 0.0, 1.0]
+    assert codes.view(torch.uint8).tolist() == [0x78, 0xF0, 0x7E, 0x7E, 0x08, 0x01, 0x00, 0x78]
+
+
+@triton.jit
 def scaled_kernel(
     a,
     b,
@@ -319,6 +336,16 @@ def test_an_address_becomes_a_pointer_to_float8():
     out = torch.empty(256, device=WHERE)
     pointer_kernel[(1,)](torch.tensor([x.data_ptr()], device=WHERE), out)
     assert torch.equal(out.nan_to_num(7), x.float().nan_to_num(7))
+
+
+@INTERPRETED
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
+def test_float8_without_negative_zero(dtype):
+    x = torch.arange(256, dtype=torch.uint8).view(dtype).repeat(32)
+    assert torch.equal(convert(x, torch.float32).nan_to_num(7), x.float().nan_to_num(7))
+    values = torch.randn(8192) * 30
+    largest = torch.finfo(dtype).max
+    assert torch.equal(convert(values, dtype).float(), values.clamp(-largest, largest).to(dtype).float())
 
 
 def test_functions_of_libdevice_and_variables_around_a_kernel():

@@ -240,6 +240,11 @@ class Builder(InterpreterBuilder):
         kind = formats.numpy_type(dtype)
         return TensorHandle(found if found.dtype == kind else found.astype(kind), dtype)
 
+    def create_and(self, left, right):
+        if left.dtype.scalar in FLOAT8:  # abs() of float8e4b15
+            return of_bits(bits_of(left) & bits_of(right), left.dtype)
+        return self.binary_op(left, right, np.bitwise_and)
+
     def create_ashr(self, left, right):
         dtype = left.data.dtype
         signed = left.data.view(f"i{dtype.itemsize}") >> right.data.view(f"i{dtype.itemsize}")

@@ -11,7 +11,14 @@ import numpy as np
 import torch
 import triton.language as tl
 
-FLOAT8 = {tl.float8e5: torch.float8_e5m2, tl.float8e4nv: torch.float8_e4m3fn}
+# tl.float8e4b15 has a bias of 15 and no NaN; torch lacks it.
+TORCH_TYPES = {
+    tl.float8e5: torch.float8_e5m2,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e4b8: torch.float8_e4m3fnuz,
+    tl.float8e5b16: torch.float8_e5m2fnuz,
+}
+FLOAT8 = {*TORCH_TYPES, tl.float8e4b15}
 HELD_IN_FLOAT32 = {*FLOAT8, tl.bfloat16}
 
 NUMPY_TYPES = {
@@ -44,7 +51,10 @@ def bits_type(dtype: tl.dtype) -> np.dtype:
 def _values(dtype: tl.dtype) -> np.ndarray:
     """Return the 256 values of a format of eight bits."""
     codes = np.arange(256, dtype=np.uint8)
-    values = torch.from_numpy(codes).view(FLOAT8[dtype]).float().numpy().copy()
+    if dtype == tl.float8e4b15:
+        wide = codes.astype(np.uint16)
+        return ((wide & 0x7F) << 7 | (wide & 0x80) << 8).view(np.float16).astype(np.float32)
+    values = torch.from_numpy(codes).view(TORCH_TYPES[dtype]).float().numpy().copy()
     bits, unknown = values.view(np.uint32), np.isnan(values)
     bits[unknown] = 0x7FC00000 | codes[unknown].astype(np.uint32)
     return values
@@ -61,11 +71,14 @@ def encode(values: np.ndarray, dtype: tl.dtype) -> np.ndarray:
     """Return the bits of values in float32 that the format holds exactly."""
     if dtype == tl.bfloat16:
         return (values.view(np.uint32) >> 16).astype(np.uint16)
-    bits = torch.tensor(values).to(FLOAT8[dtype]).view(torch.uint8).numpy()
+    if dtype == tl.float8e4b15:
+        half = values.astype(np.float16).view(np.uint16)
+        return (half >> 7 & 0x7F | half >> 8 & 0x80).astype(np.uint8)
+    bits = torch.tensor(values).to(TORCH_TYPES[dtype]).view(torch.uint8).numpy()
     unknown = np.isnan(values)
     if unknown.any():
         payload = values.view(np.uint32)[unknown] & 0xFF
-        bits[unknown] = np.where(payload, payload, 0x7F)
+        bits[unknown] = np.where(payload, payload, 0x80 if dtype in (tl.float8e4b8, tl.float8e5b16) else 0x7F)
     return bits
 
 
@@ -98,6 +111,13 @@ def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
     )
 
 
+def _to_float8e4b15(values: np.ndarray) -> np.ndarray:
+    """Convert as Triton's PTX does: float16 towards zero, at most 1.75, half a step is added and the rest cut off."""
+    half = convert(values, tl.float16, towards_zero=True).view(np.uint16)
+    magnitude = np.where(half & 0x7FFF > 0x7C00, 0x3F00, np.minimum(half & 0x7FFF, 0x3F00))
+    return decode(((2 * magnitude + 0x80 >> 8) | half >> 8 & 0x80).astype(np.uint8), tl.float8e4b15)
+
+
 def convert(values: np.ndarray, dtype: tl.dtype, towards_zero: bool = False) -> np.ndarray:
     """Convert floating-point values to another floating-point type, with one rounding, as sm_90 does.
 
@@ -106,15 +126,19 @@ def convert(values: np.ndarray, dtype: tl.dtype, towards_zero: bool = False) -> 
     if dtype not in HELD_IN_FLOAT32:
         found = values.astype(NUMPY_TYPES[dtype])
         return _cut(found, values) if towards_zero and found.itemsize < values.itemsize else found
+    if dtype == tl.float8e4b15:
+        return _to_float8e4b15(values)
     values = to_float32_odd(values) if values.dtype == np.float64 else values.astype(np.float32)
     if dtype == tl.bfloat16:
         if not towards_zero:
             return round_to_bfloat16(values)
         cut = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
         return np.where(np.isnan(values), np.float32("nan"), cut)
-    kind = FLOAT8[dtype]
+    kind = TORCH_TYPES[dtype]
     largest = torch.finfo(kind).max
     codes = torch.tensor(values).clamp(-largest, largest).to(kind).view(torch.uint8).numpy()
+    if dtype in (tl.float8e4b8, tl.float8e5b16):  # no negative zero: its bits are NaN's
+        codes[values == 0] = 0
     if towards_zero:
         codes = codes - (np.abs(_values(dtype)[codes]) > np.abs(values)).astype(np.uint8)
         if dtype == tl.float8e5:

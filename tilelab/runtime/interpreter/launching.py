@@ -78,6 +78,7 @@ def _find_changes():
             "static_assert": _static_assert,
             "reduce": reductions.reduce,
             "associative_scan": reductions.associative_scan,
+            "map_elementwise": reductions.map_elementwise,
         }
         for name, value in own.items():
             if hasattr(owner, name):

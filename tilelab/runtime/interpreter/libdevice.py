@@ -84,16 +84,33 @@ FLOATS = {  # of float64; the name of the variant for float32 ends with f
 }  # fmt: skip
 
 
+def _signed(function):
+    """Compute with integers of 64 bits."""
+    return lambda *each: function(*(x.astype(np.int64) for x in each))
+
+
 def _bits(x):
     return np.unpackbits(x[..., None].view(np.uint8), -1, bitorder="little")  # the lowest bit first
 
 
-OTHERS = {  # of integers, and those that look at the bits of a number
+def _byte_perm(x, y, selector):
+    pool = x.astype(np.uint32).astype(np.uint64) | y.astype(np.uint32).astype(np.uint64) << 32
+    parts = (((pool >> (8 * (selector.astype(np.uint64) >> 4 * at & 7))) & 255) << 8 * at for at in range(4))
+    return sum(parts).astype(np.uint32).view(np.int32)
+
+
+INTEGERS = {  # with those that look at the bits of a number
     "popc": lambda x: _bits(x).sum(-1),
     "clz": lambda x: np.where(x == 0, 8 * x.itemsize, _bits(x)[..., ::-1].argmax(-1)),
     "ffs": lambda x: np.where(x == 0, 0, _bits(x).argmax(-1) + 1),
+    "brev": lambda x: np.packbits(_bits(x)[..., ::-1], -1, bitorder="little").view(x.dtype)[..., 0],
+    "byte_perm": _byte_perm,
     "mulhi": high_product,
     "mul64hi": high_product,
+    "mul24": lambda x, y: (x << 8 >> 8) * (y << 8 >> 8),
+    "sad": _signed(lambda x, y, z: np.abs(x - y) + z),
+    "hadd": _signed(lambda x, y: x + y >> 1),
+    "rhadd": _signed(lambda x, y: x + y + 1 >> 1),
     "abs": np.abs,
     "llabs": np.abs,
     "isinf": np.isinf,
@@ -103,21 +120,78 @@ OTHERS = {  # of integers, and those that look at the bits of a number
     "signbit": np.signbit,
     "nextafter": np.nextafter,
     "saturate": lambda x: np.fmin(np.fmax(x, 0), 1),
-    "fma": formats.fused,
+    "double2hiint": lambda x: (x.view(np.int64) >> 32).astype(np.int32),
+    "double2loint": lambda x: x.view(np.int64).astype(np.int32),
+    "hiloint2double": lambda high, low: (high.astype(np.int64) << 32 | low.view(np.uint32)).view(np.float64),
 }
 VIEWS = {"int": np.int32, "uint": np.uint32, "float": np.float32, "longlong": np.int64, "double": np.float64}
+
+
+def _rounded_to_whole(mode):
+    return {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}[mode]
+
+
+def _towards(mode, exact, inexact_above, kind):
+    """Round numbers of a wider type to `kind` in a direction; `inexact_above` is the sign of what they lack."""
+    near = exact.astype(kind)
+    above = np.sign(near.astype(exact.dtype) - exact)
+    above = np.where(above == 0, -inexact_above, above)
+    down = (mode == "rd") | ((mode == "rz") & (exact > 0))
+    wrong = (mode != "rn") & np.where(down, above > 0, above < 0)
+    return np.where(wrong, np.nextafter(near, np.where(down, kind(-np.inf), kind(np.inf))), near)
+
+
+def _directed(operation, mode):
+    """Return add, sub, mul, div, sqrt, rcp, rsqrt or fma of float32 that rounds in a direction."""
+
+    def compute(*each):
+        each = [x.astype(np.float64) for x in each]
+        if operation == "sub":
+            each[1] = -each[1]
+        if operation in ("add", "sub", "fma"):
+            first, second = (each[0] * each[1], each[2]) if operation == "fma" else each
+            total = first + second
+            back = total - first
+            return _towards(mode, total, np.sign((first - (total - back)) + (second - back)), np.float32)
+        simple = {"mul": np.multiply, "div": np.divide, "sqrt": np.sqrt, "rcp": np.reciprocal}
+        found = simple[operation](*each) if operation in simple else 1 / np.sqrt(each[0])
+        return _towards(mode, found, 0, np.float32)
+
+    return compute
 
 
 @functools.cache
 def lookup(symbol):
     """Return the function of arrays that a symbol of libdevice names, or None."""
     name = symbol.removeprefix("__nv_").removeprefix("fast_")
+    stem, _, mode = name.rpartition("_")
+    if name in ("fma", "fmaf", "fma_rn", "fmaf_rn"):
+        return formats.fused
     if "_as_" in name:
-        kind = VIEWS[name.partition("_as_")[2]]
-        return lambda x: x.view(kind)
-    for each in (name, *map(name.removesuffix, ("f", "d", "ll")), name.removeprefix("u")):
-        if each in OTHERS:
-            return OTHERS[each]
+        source, _, kind = name.partition("_as_")
+        return lambda x: x.view(VIEWS[kind])
+    if mode in ("rn", "rz", "rd", "ru"):
+        source, two, kind = stem.partition("2")
+        if two and kind in ("float", "double"):
+            kind = {"float": np.float32, "double": np.float64}[kind]
+            wide = np.float64 if source in ("int", "uint", "float", "double") else np.longdouble
+            return lambda x: _towards(mode, x.astype(wide), 0, kind)
+        if two:
+            dtype = {"int": "int32", "uint": "uint32", "ll": "int64", "ull": "uint64"}[kind]
+            return lambda x: formats.to_integer(_rounded_to_whole(mode)(x), getattr(formats.tl, dtype))
+        if stem.startswith("f") and stem != "fma":
+            return _directed("fma" if stem == "fmaf" else stem[1:], mode)
+        arithmetic = {"dadd": np.add, "dsub": np.subtract, "dmul": np.multiply, "ddiv": np.divide}
+        return {**arithmetic, "dsqrt": np.sqrt, "drcp": np.reciprocal}.get(stem) if mode == "rn" else None
+    for each in (
+        name,
+        name.removesuffix("f"),
+        name.removesuffix("d"),
+        name.removesuffix("ll"),
+        name.removeprefix("u"),
+    ):
+        if each in INTEGERS:
+            return INTEGERS[each]
         if each in FLOATS:
             function = FLOATS[each]
             return lambda *given: function(

@@ -1,4 +1,4 @@
-"""What do reductions and scans of Triton return in the interpreter?"""
+"""What do reductions, scans and map_elementwise of Triton return in the interpreter?"""
 
 import numpy as np
 import triton.language as tl
@@ -116,3 +116,24 @@ def associative_scan(input, axis, combine_fn, reverse=False, **ignored):
         _tensor(np.ascontiguousarray(np.moveaxis(each, 0, axis)), dtype) for each, dtype in zip(data, dtypes)
     )
     return found if many else found[0]
+
+
+def map_elementwise(scalar_fn, *args, pack=1, **ignored):
+    """Call a function of scalars for `pack` elements at a time."""
+    args = SEMANTIC.broadcast_tensors(*map(SEMANTIC.to_tensor, args))
+    flat = [each.handle.data.reshape(-1) for each in args]
+    rows = []
+    for first in range(0, flat[0].size, pack):
+        given = [
+            _tensor(data[at], each.dtype)
+            for data, each in zip(flat, args)
+            for at in range(first, first + pack)
+        ]
+        found = scalar_fn(*given)
+        rows.append([SEMANTIC.to_tensor(each) for each in (found if isinstance(found, tuple) else (found,))])
+    count = len(rows[0]) // pack
+    shape, found = flat[0].size and args[0].handle.data.shape, []
+    for at in range(count):
+        parts = [row[at * pack + each].handle.data for row in rows for each in range(pack)]
+        found.append(_tensor(np.concatenate(parts).reshape(shape), rows[0][at * pack].dtype))
+    return tuple(found) if count > 1 else found[0]
