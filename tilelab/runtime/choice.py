@@ -125,11 +125,11 @@ def path(kernel: str, gpu: str) -> pathlib.Path:
 
 @functools.lru_cache(maxsize=16)
 def load(kernel: str, gpu: str) -> Table | None:
-    """Return the table of a GPU, or None where there is none or it is damaged."""
+    """Return the table of a GPU, or None where there is none, or it is damaged or empty."""
     try:
         found = json.loads(path(kernel, gpu).read_text())
-        return Table(gpu, found["families"], found["shapes"], found["errors"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Table(gpu, found["families"], found["shapes"], found["errors"]) if found["shapes"] else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

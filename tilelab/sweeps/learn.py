@@ -11,9 +11,9 @@ import importlib
 import json
 import math
 import pathlib
-import sys
 from collections.abc import Iterable, Mapping
 
+from tilelab import cli
 from tilelab.measure import layer_shapes
 from tilelab.runtime import choice
 
@@ -73,12 +73,24 @@ def add(kernel: str, gpu: str, rows: Iterable[Mapping]) -> int:
     return len(kept)
 
 
-def main(gpu: str, *paths: str) -> None:
-    lines = [json.loads(line) for path in paths for line in pathlib.Path(path).read_text().splitlines()]
-    for kernel in MODULES:
-        if rows := [line for line in lines if line.get("kernel") == kernel]:
-            print(f"{kernel}: {add(kernel, gpu, rows):,} shapes in {choice.path(kernel, gpu)}.")
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    parser = cli.make_plain_parser(
+        "tilelab.sweeps.learn", "Add measured times to the tables of the GEMMs' choice."
+    )
+    parser.add_argument("gpu", metavar="GPU", help='the name that its driver gives it, such as "NVIDIA H200"')
+    parser.add_argument("paths", nargs="+", metavar="FILE", type=pathlib.Path, help="lines of JSON")
+    options = parser.parse_args(argv)
+    try:
+        lines = [json.loads(line) for path in options.paths for line in path.read_text().splitlines()]
+        for kernel in MODULES:
+            if rows := [line for line in lines if line.get("kernel") == kernel]:
+                shapes = add(kernel, options.gpu, rows)
+                print(f"{kernel}: {shapes:,} shapes in {choice.path(kernel, options.gpu)}.")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        parser.error(f"the files cannot be read as lines of measured times: {error!r}.")
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    cli.run_main(main)

@@ -215,7 +215,7 @@ def measure_timeline():
 def load_recording() -> tuple[dict, str]:
     """Return a recording of the kernel and its label: live on a Hopper GPU, else of `ch14_attention_timeline`.
 
-    It is that of the record, too, where Proton does not work, and with TILES_QUICK.
+    The record's recording also serves where Proton does not work, and with TILES_QUICK.
     """
     found = measure_timeline.load() if os.environ.get("TILES_QUICK") else measure_timeline()
     if found.rows[0]["status"] != "ok":

@@ -57,7 +57,12 @@ def test_errors_at_as_full_a_last_wave_count_more():
 def test_without_a_table_the_model_decides():
     assert choice.rank("gemm", "GPU", predict(1, 64, 1), 1, 64, 1) == (["small", "large"], "by the model")
     choice.path("gemm", "GPU").parent.mkdir(parents=True)
-    for damage in ("", "{}", '{"families": ["a"], "shapes": [["x"]], "errors": [[1]]}', "[" * 100_000):
+    tables = (
+        '"shapes": [["x"]], "errors": [[1]]',
+        '"shapes": [[0, 8, 8]], "errors": [[1]]',
+        '"shapes": [], "errors": []',
+    )
+    for damage in ("", "{}", "[" * 100_000, *(f'{{"families": ["a"], {table}}}' for table in tables)):
         choice.path("gemm", "GPU").write_text(damage)
         choice.load.cache_clear()
         assert choice.load("gemm", "GPU") is None
