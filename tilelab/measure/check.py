@@ -133,7 +133,10 @@ def check_exercise(name: str, test: Callable[[], None]) -> None:
     except SystemExit:
         print(f"{name}: not yet right (the answer calls exit, which would end the notebook).")
     except Exception as error:
-        print(f"{name}: not yet right ({(str(error).strip() or type(error).__name__).splitlines()[0]}).")
+        said = str(error).strip() or type(error).__name__
+        if isinstance(error, LookupError):  # its text is only what was looked up
+            said = f"{type(error).__name__}: {said}"
+        print(f"{name}: not yet right ({said.splitlines()[0]}).")
     else:
         print(f"{name}: solved.")
 

@@ -83,11 +83,12 @@ def test_exercise_prints_and_never_raises(capsys):
     def wrong():
         assert 1 + 1 == 3, "one and one"
 
-    for test in (stub, wrong, lambda: None, lambda: 1 / 0):
+    for test in (stub, wrong, lambda: None, lambda: 1 / 0, lambda: {}["split"]):
         check.check_exercise("E", test)
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "E: not solved yet." and said[1].startswith("E: not yet right (one and one")
     assert said[2] == "E: solved." and "division by zero" in said[3]
+    assert said[4] == "E: not yet right (KeyError: 'split')."
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
