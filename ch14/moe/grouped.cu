@@ -62,6 +62,7 @@ __device__ __forceinline__ void store_subtile(const TensorMap& c_map, unsigned s
     if (row < tile.begin || row + ROW_COUNT > tile.end) {
         constexpr int UNITS = LINE_BYTES / 16;  // of eight columns
         const char* source = shared + (staged - shared_address(shared));
+#pragma unroll 1
         for (int i = thread; i < ROW_COUNT * UNITS; i += threads) {
             const int line = i / UNITS, own_row = row + line, own_column = column + i % UNITS * 8;
             if (own_row >= tile.begin && own_row < tile.end && own_column < N)
