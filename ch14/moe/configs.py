@@ -52,7 +52,7 @@ class GroupedConfig(GemmConfig):
     ) -> dict[str, Any]:
         """Return the kernel's constexpr arguments for `groups` groups on a GPU with `sms` multiprocessors."""
         return dict(
-            GROUPS=max(16, 1 << (groups - 1).bit_length()),
+            GROUPS=max(256, 1 << (groups - 1).bit_length()),  # one build for almost all models
             BLOCK_M=self.block_m,
             BLOCK_N=self.block_n,
             BLOCK_K=self.block_k,
@@ -131,7 +131,7 @@ def job(
     if dtype == "fp8":
         signature.pop("stride_sa_m")
         constants["stride_sa_m"] = 1
-    aligned = [name for name in signature if name.endswith("ptr")] + ["stride_c"]
+    aligned = [name for name in signature if name.endswith("ptr") or name in ("stride_c", "stride_sa_m")]
     options = {"launch_pdl": True} if config.pdl else {}
     return Job(
         *(

@@ -172,7 +172,11 @@ def multiply_tile(
     return acc
 
 
-@triton.jit(do_not_specialize=["groups", "N", "K", "capacity"])
+_ONE_BUILD_FOR_ALL = ["groups", "N", "K", "capacity", "stride_cs", "stride_sa_group", "stride_sa_k"]
+_ONE_BUILD_FOR_ALL += ["stride_sb_group", "stride_sb_k", "stride_sb_n"]
+
+
+@triton.jit(do_not_specialize=_ONE_BUILD_FOR_ALL)
 def grouped_kernel(
     a_desc,
     b_desc,
