@@ -119,7 +119,8 @@ __device__ __forceinline__ void store_slot(const float4* slot, const TensorMap& 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     grouped_fp8(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
                 const __grid_constant__ TensorMap scale_a_map, const __grid_constant__ TensorMap c_map,
-                unsigned short* c, const float* scale_b, const int* ends, int experts, int capacity, int N, int K) {
+                unsigned short* c, const float* scale_b, const int* ends, int experts, int capacity, int rows, int N,
+                int K) {
     const Memory memory = divide_memory();
     Group* groups = reinterpret_cast<Group*>(shared + (memory.full + BARRIER_BYTES - memory.ring));
     const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
@@ -132,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     griddepcontrol_wait();
-    if (warp == 0) list_groups(groups, ends, experts, capacity, BLOCK_M, tiles_n);
+    if (warp == 0) list_groups(groups, ends, experts, capacity, rows, BLOCK_M, tiles_n, 4);
     __syncthreads();
     if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // all barriers of the cluster are initialised
     griddepcontrol_launch_dependents();

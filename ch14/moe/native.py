@@ -1,101 +1,212 @@
-"""Launch the CUDA kernels of grouped.cu: one product per expert, on Hopper, with group sizes that only the GPU knows."""
+"""Launch the CUDA kernels of this folder on Hopper: one product per expert, with group sizes that only the GPU knows.
+
+grouped.cu is for fp8 and experts with many rows, swapped.cu for bf16, and for fp8 and experts with few rows.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import pathlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ch14.fp8_gemm.configs import BLOCK, Fp8Config, fill_ring
-from tilelab.runtime import build, cuda, device
+from tilelab.runtime import build, cuda, device, spoken
 from tilelab.runtime.tensor_map import make_tensor_map
 
-SOURCE = pathlib.Path(__file__).with_name("grouped.cu")
+FOLDER = pathlib.Path(__file__).parent
 SMEM_BYTES, GROUP_BYTES = 232448, 16  # of a block on sm_90a, and of one group in the kernel's list
+PHRASES = {
+    "block_w tokens": "{}×{} swapped",
+    "num_stages": "{} stages",
+    "consumers": "{} consumers",
+    "fragments": "{} fragments",
+    "parts": "C in {} parts",
+    "cluster": "cluster {}",
+    "group_m": "group {}",
+}
 
 
-def configs() -> dict[str, Fp8Config]:
-    """Return configurations by name, all of them worth a try for experts with many rows."""
-    tiles = [
-        (2, 2, 128),
-        (2, 2, 64),
-        (2, 2, 96),
-        (2, 2, 112),
-        (1, 2, 128),
-        (1, 2, 64),
-        (3, 1, 128),
-        (3, 1, 96),
-        (2, 1, 160),
-    ]
-    found = [fill_ring(*tile, cluster=cluster) for tile in tiles for cluster in (1, 2)]
-    found += [
-        fill_ring(2, 2, n, epilogue_warps=3, cluster=cluster) for n in (64, 96, 128) for cluster in (1, 2)
-    ]
-    found += [fill_ring(2, 2, 128, epilogue_warps=3, cluster=2, group_m=16)]
+@dataclass(frozen=True)
+class SwappedConfig:
+    """Hold the tile and the ring of swapped.cu: `tokens` rows of A by 64 x `fragments` x `consumers` columns of C.
+
+    A stage holds 128 bytes of K. A tile of C is stored in `parts`. `cluster` CTAs load their rows of A together.
+    """
+
+    tokens: int
+    consumers: int = 2
+    fragments: int = 1
+    num_stages: int = 4
+    parts: int = 1
+    cluster: int = 1
+    group_m: int = 8
+    pdl = True
+
+    @property
+    def block_w(self) -> int:
+        return 64 * self.fragments * self.consumers
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.consumers)
+
+    @property
+    def name(self) -> str:
+        """Return the spoken name, such as "128×64 swapped · 8 stages · 2 consumers"."""
+        return spoken.say(self, PHRASES, always=("block_w tokens", "num_stages", "consumers"))
+
+    def __str__(self) -> str:
+        return self.name
+
+    def smem_bytes(self, fp8: bool) -> int:
+        """Return the shared memory of a block, without the list of groups."""
+        scales = -(-4 * (self.tokens + 4) // 128) * 128 if fp8 else 0
+        stage = (self.block_w + self.tokens) * 128 + scales + 16
+        return self.num_stages * stage + min(self.parts, 2) * self.block_w * self.tokens // self.parts * 2
+
+    def constants(self, fp8: bool) -> dict[str, int]:
+        """Return the -D constants of swapped.cu."""
+        return {
+            "FP8": int(fp8),
+            "TOKENS": self.tokens,
+            "CONSUMERS": self.consumers,
+            "FRAGMENTS": self.fragments,
+            "STAGES": self.num_stages,
+            "PARTS": self.parts,
+            "GROUP_M": self.group_m,
+            "CLUSTER": self.cluster,
+        }
+
+
+Config = Fp8Config | SwappedConfig
+
+
+@functools.cache
+def swap(tokens: int, fp8: bool, consumers: int = 2, fragments: int = 1, cluster: int = 1) -> SwappedConfig:
+    """Return a configuration of swapped.cu whose ring leaves room for a list of 256 groups."""
+    parts = max(1, tokens // 32) if tokens % 32 == 0 else 1
+    for stages in range(16, 1, -1):
+        config = SwappedConfig(tokens, consumers, fragments, stages, parts, cluster)
+        if config.smem_bytes(fp8) + GROUP_BYTES * 257 <= SMEM_BYTES:
+            return config
+    raise ValueError(
+        f"no ring for {tokens} tokens and {consumers * fragments} x 64 columns fits into shared memory."
+    )
+
+
+def configs(fp8: bool = True) -> dict[str, Config]:
+    """Return configurations by name, all of them worth a try. Those of fp8.cu's tiles suit experts with many rows."""
+    if fp8:
+        found: list[Config] = [
+            fill_ring(*tile, cluster=cluster, **epilogue)
+            for cluster in (1, 2)
+            for tile, epilogue in (
+                ((2, 2, 128), {"epilogue_warps": 3}),
+                ((2, 2, 128), {"epilogue_warps": 3, "group_m": 16}),
+                ((2, 2, 128), {}),
+                ((2, 2, 96), {"epilogue_warps": 3}),
+                ((2, 2, 112), {}),
+                ((2, 2, 64), {"epilogue_warps": 3}),
+                ((2, 1, 160), {}),
+                ((3, 1, 128), {}),
+                ((1, 2, 128), {}),
+            )
+        ]
+        found += [swap(tokens, fp8, 2) for tokens in (8, 16, 32, 48, 64, 96, 128)]
+        found += [swap(tokens, fp8, 1) for tokens in (8, 16, 32, 64)]
+        found += [swap(tokens, fp8, 2, 2) for tokens in (16, 64)]
+    else:
+        found = [swap(tokens, fp8, 2, 1, cluster) for tokens in (128, 192, 256) for cluster in (1, 2)]
+        found += [swap(tokens, fp8, 2, 2, cluster) for tokens in (64, 96, 128) for cluster in (1, 2)]
+        found += [swap(tokens, fp8, 2) for tokens in (8, 16, 32, 64)]
+        found += [swap(tokens, fp8, 1) for tokens in (8, 16, 32, 64)]
     return {config.name: config for config in found}
 
 
-def smem_bytes(config: Fp8Config, experts: int) -> int:
-    """Return the shared memory of a block: as in fp8.cu, with a list of groups in place of its flags."""
-    return config.smem_bytes - 4 * config.consumers + GROUP_BYTES * (experts + 1)
+def smem_bytes(config: Config, experts: int, fp8: bool = True) -> int:
+    """Return the shared memory of a block with a list of groups, which replaces the flags of fp8.cu."""
+    room = GROUP_BYTES * (experts + 1)
+    if isinstance(config, Fp8Config):
+        return config.smem_bytes - 4 * config.consumers + room
+    return config.smem_bytes(fp8) + room
 
 
-def rejection(config: Fp8Config, experts: int, n: int) -> str:
+def rejection(config: Config, experts: int, n: int, fp8: bool = True) -> str:
     """Return in one sentence why `config` cannot multiply these experts' matrices of N columns, or an empty string."""
-    if (needed := smem_bytes(config, experts)) > SMEM_BYTES:
+    if isinstance(config, Fp8Config) and (not fp8 or config.splits > 1):
+        return f"{config} has splits or needs fp8; choose another configuration."
+    if (needed := smem_bytes(config, experts, fp8)) > SMEM_BYTES:
         return (
             f"{experts} experts need {needed:,} B of shared memory with {config}; Hopper has {SMEM_BYTES:,}."
         )
-    if config.splits > 1:
-        return "groups do not split K: splits must be 1."
-    if config.cluster > 1 and n % (config.block_n * config.cluster):
-        return (
-            f"N is {n}; a cluster of {config.cluster} needs a multiple of {config.block_n * config.cluster}."
-        )
+    columns = (config.block_n if isinstance(config, Fp8Config) else config.block_w) * config.cluster
+    if config.cluster > 1 and n % columns:
+        return f"N is {n}; a cluster of {config.cluster} needs a multiple of {columns}."
     return ""
 
 
-def choose_config(tokens: int, experts: int, n: int, k: int) -> Fp8Config:
+def choose_config(tokens: int, experts: int, n: int, k: int, fp8: bool = True) -> Config:
     """Return a configuration for so many rows in so many groups of sizes that the host does not know."""
     rows = tokens / max(experts, 1)
-    family = (1, 2, 128) if rows <= 64 else (2, 2, 128)
-    cluster = 2 if n % 256 == 0 and rows > 64 else 1
-    epilogue = {"epilogue_warps": 3} if family[0] == 2 else {}
-    return fill_ring(*family, cluster=cluster, **epilogue)
+    cluster = 2 if n % 256 == 0 else 1
+    if fp8 and rows > 64:
+        return fill_ring(2, 2, 128, epilogue_warps=3, cluster=cluster)
+    tile = next((tile for tile in (8, 16, 32, 64) if rows <= tile), 0)
+    if tile:
+        return swap(tile, fp8)
+    if rows <= 160 and n % 512 == 0:
+        return swap(128, fp8, 2, 2, 2)
+    return swap(256, fp8, 2, 1, cluster)
+
+
+def kernel(config: Config, fp8: bool = True) -> tuple[pathlib.Path, str, dict[str, int]]:
+    """Return the file, the kernel and the -D constants of a configuration."""
+    if isinstance(config, Fp8Config):
+        return FOLDER / "grouped.cu", "grouped_fp8", config.constants()
+    return FOLDER / "swapped.cu", "grouped_swapped", config.constants(fp8)
 
 
 def bind_arguments(
-    config: Fp8Config, a, b, ends, out, scale_a, scale_b, make_map: Callable[..., Any]
+    config: Config, a, b, ends, out, scale_a, scale_b, make_map: Callable[..., Any]
 ) -> dict[str, Any]:
     """Return the arguments of the kernel by name. `launch` describes the tensors; scale_a has rows side by side."""
     capacity = a.shape[1] if a.ndim == 3 else 0
-    a, out = a.reshape(-1, a.shape[-1]), out.reshape(-1, out.shape[-1])
-    experts, k, n = b.shape
+    a, out, b = a.reshape(-1, a.shape[-1]), out.reshape(-1, out.shape[-1]), b.mT
+    experts, n, k = b.shape
+    fp8 = scale_a is not None
+    if fp8:
+        a, b = a.view(torch.uint8), b.view(torch.uint8)
+    line = BLOCK if fp8 else BLOCK // 2  # 128 bytes of K
+    if isinstance(config, Fp8Config):
+        rows, columns, scales = config.block_m, config.block_n, config.block_m
+        box = 16 if config.epilogue_warps else 64, config.subtile_columns
+    else:
+        rows, columns, scales = config.tokens, config.block_w, config.tokens + 4
+        box = config.tokens // config.parts, 64
+    a_map = make_map(a, (rows // config.cluster, line), swizzle="128B")
     return {
-        "a_map": make_map(a.view(torch.uint8), (config.block_m // config.cluster, BLOCK), swizzle="128B"),
-        "b_map": make_map(b.mT.view(torch.uint8), (1, config.block_n, BLOCK), swizzle="128B"),
-        "scale_a_map": make_map(scale_a.T, (1, config.block_m)),
-        "c_map": make_map(
-            out,
-            (16 if config.epilogue_warps else 64, config.subtile_columns),
-            swizzle=f"{2 * config.subtile_columns}B",
-        ),
+        "a_map": a_map,
+        "b_map": make_map(b, (1, columns, line), swizzle="128B"),
+        "scale_a_map": make_map(scale_a.T, (1, scales)) if fp8 else a_map,
+        "c_map": make_map(out, box, swizzle=f"{2 * box[1]}B"),
         "c": out,
         "scale_b": scale_b,
         "ends": ends,
         **{
             name: ctypes.c_int(value)
-            for name, value in dict(experts=experts, capacity=capacity, n=n, k=k).items()
+            for name, value in dict(experts=experts, capacity=capacity, rows=len(a), n=n, k=k).items()
         },
     }
 
 
 def arrange_scales(scale_a: torch.Tensor) -> torch.Tensor:
-    """Return scale_a as (rows, K / 128) with rows side by side in columns at multiples of 16 bytes: copied if needed."""
+    """Return scale_a as (rows, K / 128), in columns at multiples of 16 bytes. It is copied if it lies otherwise."""
     scale_a = scale_a.reshape(-1, scale_a.shape[-1])
     rows, blocks = scale_a.shape
     if scale_a.stride(0) == 1 and scale_a.stride(1) % 4 == 0 and scale_a.data_ptr() % 16 == 0:
@@ -112,39 +223,41 @@ def prepare(
     b: torch.Tensor,  # (experts, K, N)
     ends: torch.Tensor,  # (experts,)
     out: torch.Tensor,  # (tokens, N), or masked (experts, capacity, N)
-    scale_a: torch.Tensor,  # (tokens, K / 128), or masked (experts, capacity, K / 128)
-    scale_b: torch.Tensor,  # (experts, K / 128, N / 128)
-    config: str | Fp8Config = "best",
+    scale_a: torch.Tensor | None,  # (tokens, K / 128), or masked (experts, capacity, K / 128)
+    scale_b: torch.Tensor | None,  # (experts, K / 128, N / 128)
+    config: str | Config = "best",
 ) -> Callable[..., None]:
     """Return a function of the six tensors that launches the product on torch's current stream.
 
     Arguments as for `launch`. The function may be called with other tensors of the same shapes and strides.
     """
     experts, k, n = b.shape
+    fp8 = scale_a is not None
     if config == "best":
-        config = choose_config(a.numel() // k, experts, n, k)
+        config = choose_config(a.numel() // k, experts, n, k, fp8)
     elif isinstance(config, str):
-        config = configs()[config]
-    if reason := rejection(config, experts, n):
+        config = configs(fp8)[config]
+    if reason := rejection(config, experts, n, fp8):
         raise ValueError(reason)
-    sms = device.current().sms // config.cluster * config.cluster
-    arguments = bind_arguments(config, a, b, ends, out, arrange_scales(scale_a), scale_b, make_tensor_map)
-    names = ("a_map", "b_map", "ends", "c_map", "scale_a_map", "scale_b")
+
+    def arrange(scale_a, scale_b):
+        return (arrange_scales(scale_a), scale_b.mT.contiguous().mT) if fp8 else (None, None)
+
+    source, name, constants = kernel(config, fp8)
+    names = ("a_map", "b_map", "ends", "c_map", *(("scale_a_map", "scale_b") if fp8 else ()))
     run = cuda.prepare_launch(
-        cuda.load_kernel(
-            SOURCE, "grouped_fp8", tuple(f"-D{name}={value}" for name, value in config.constants().items())
-        ),
-        sms,
+        cuda.load_kernel(source, name, tuple(f"-D{name}={value}" for name, value in constants.items())),
+        device.current().sms // config.cluster * config.cluster,
         config.threads,
-        arguments,
-        smem_bytes(config, experts),
+        bind_arguments(config, a, b, ends, out, *arrange(scale_a, scale_b), make_tensor_map),
+        smem_bytes(config, experts, fp8),
         cluster=config.cluster,
         early=config.pdl,
         follows={**{name: place for place, name in enumerate(names)}, "c": 3},
     )
 
-    def call(a, b, ends, out, scale_a, scale_b) -> None:
-        run(a, b, ends, out, arrange_scales(scale_a), scale_b)
+    def call(a, b, ends, out, scale_a=None, scale_b=None) -> None:
+        run(a, b, ends, out, *arrange(scale_a, scale_b))
 
     return call
 
@@ -156,28 +269,30 @@ def launch(
     out: torch.Tensor,  # (tokens, N), or masked (experts, capacity, N)
     scale_a: torch.Tensor | None = None,  # (tokens, K / 128), or masked (experts, capacity, K / 128)
     scale_b: torch.Tensor | None = None,  # (experts, K / 128, N / 128)
-    config: str | Fp8Config = "best",
+    config: str | Config = "best",
 ) -> torch.Tensor:
     """Multiply each group of rows of `a` with its matrix of `b`, store into `out`, and return `out`.
 
-    a and b are float8_e4m3fn, out is bfloat16, scales are float32. K is a multiple of 128 and contiguous in a and b
-    (pass weight.mT), N a multiple of 8; scale_b has K / 128 contiguous. `offsets` is int32, on the GPU: the row after
+    a and b are float8_e4m3fn with float32 scales, or bfloat16 without; out is bfloat16. K is contiguous in a and b
+    (pass weight.mT) and a multiple of 128 in fp8, N is a multiple of 8. `offsets` is int32, on the GPU: the row after
     the last one of each group, or for a masked product the rows that count in each. Other rows of `out` keep what they
-    hold. scale_a is copied unless its rows lie side by side, in columns at multiples of 16 bytes.
+    hold. scale_a is copied unless it lies column by column, with columns at multiples of 16 bytes, and scale_b unless
+    scale_b.mT is contiguous.
     """
     tensors = a, b, offsets, out, scale_a, scale_b
     prepare(*tensors, config=config)(*tensors)
     return out
 
 
-def job(config: Fp8Config, target: str = "sm_90a") -> build.Job:
+def job(config: Config, target: str = "sm_90a", fp8: bool = True) -> build.Job:
     """Return how `config` is compiled, for tilelab.runtime.build."""
+    source, name, constants = kernel(config, fp8)
     return build.Job(
-        f"{SOURCE}:grouped_fp8",
+        f"{source}:{name}",
         {},
-        config.constants(),
+        constants,
         target,
         config.threads // 32,
-        smem_bytes=smem_bytes(config, 1),
+        smem_bytes=smem_bytes(config, 1, fp8),
         name=str(config),
     )

@@ -11,6 +11,7 @@ from ch14 import fp8_gemm
 from ch14.fp8_gemm import Fp8Config
 from ch14.fp8_gemm.lesson.verification import fp8_operands
 from ch14.moe import native
+from ch14.moe.native import SwappedConfig
 from tilelab import emulator
 from tilelab.cells import cuda_magic
 from tilelab.measure import check
@@ -19,43 +20,50 @@ pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(
 
 
 @functools.cache
-def find_kernel(config, change):
+def find_kernel(config, fp8, change):
+    source, name, constants = native.kernel(config, fp8)
     # The emulator rewrites shared arrays in a cell, and not in a file that it includes.
-    source = native.SOURCE.read_text().replace('#include "../fp8_gemm/fp8.cu"', fp8_gemm.SOURCE.read_text())
-    assert change[0] in source
-    options = [f"-D{name}={value}" for name, value in config.constants().items()]
-    found = cuda_magic.find_kernels(source.replace(*change), (*options, f"-I{native.SOURCE.parent}"))
-    return found["grouped_fp8"]
+    text = source.read_text().replace('#include "../fp8_gemm/fp8.cu"', fp8_gemm.SOURCE.read_text())
+    assert change[0] in text
+    options = [f"-D{name}={value}" for name, value in constants.items()]
+    return cuda_magic.find_kernels(text.replace(*change), (*options, f"-I{native.FOLDER}"))[name]
 
 
-def run(config, sizes, n, k, seeds, capacity=0, change=("", "")):
-    """Return the largest relative error of a row over the seeds, on three CTAs, each of which makes several tiles."""
+def run(config, sizes, n, k, seeds, capacity=0, fp8=True, change=("", "")):
+    """Return the largest relative error over the seeds, on three CTAs, each of which makes several tiles."""
     rows = capacity * len(sizes) or sum(sizes) + 3  # the last three rows belong to nobody
     begins = [capacity * i for i in range(len(sizes))] if capacity else [0, *itertools.accumulate(sizes)][:-1]
-    a, _, scale_a, _, _ = fp8_operands(rows, 128, k, where="cpu")
-    weights = [fp8_operands(1, n, k, where="cpu") for _ in sizes]
-    b = torch.stack([each[1].T for each in weights]).mT
-    scale_b = torch.stack([each[3].T for each in weights]).mT
-    scale_a *= torch.exp2(torch.randint(-4, 5, (rows, 1)))
     ends = torch.tensor(sizes if capacity else list(itertools.accumulate(sizes)), dtype=torch.int32)
-    wanted, left = (
-        torch.zeros(rows, n, dtype=torch.float64),
-        a.double() * scale_a.double().repeat_interleave(128, 1),
-    )
-    is_stored = torch.zeros(rows, dtype=torch.bool)
-    for i, (begin, size) in enumerate(zip(begins, sizes)):
-        scale = scale_b[i].double().repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :n]
-        wanted[begin : begin + size] = left[begin : begin + size] @ (b[i].double() * scale)
+    if fp8:
+        a, _, scale_a, _, _ = fp8_operands(rows, 128, k, where="cpu")
+        weights = [fp8_operands(1, n, k, where="cpu") for _ in sizes]
+        b = torch.stack([each[1].T for each in weights]).mT
+        scale_b = torch.stack([each[3].T for each in weights]).mT
+        scale_a *= torch.exp2(torch.randint(-4, 5, (rows, 1)))
+        left = a.double() * scale_a.double().repeat_interleave(128, 1)
+        right = b.double() * scale_b.double().repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :, :n]
+    else:
+        a, b, scale_a, scale_b = (
+            torch.randn(rows, k).bfloat16(),
+            torch.randn(len(sizes), n, k).bfloat16().mT,
+            None,
+            None,
+        )
+        left, right = a.double(), b.double()
+    wanted, is_stored = torch.zeros(rows, n, dtype=torch.float64), torch.zeros(rows, dtype=torch.bool)
+    for matrix, begin, size in zip(right, begins, sizes):
+        wanted[begin : begin + size] = left[begin : begin + size] @ matrix
         is_stored[begin : begin + size] = True
     out, touched = check.make_poisoned((rows, n), torch.bfloat16, "cpu")
     given, c = (a.view(len(sizes), capacity, k), out.view(len(sizes), capacity, n)) if capacity else (a, out)
     arguments = native.bind_arguments(config, given, b, ends, c, scale_a, scale_b, cuda_magic.make_tensor_map)
+    arguments["scale_b"] = torch.zeros(1) if scale_b is None else scale_b
     launch = emulator.prepare(
-        find_kernel(config, change),
+        find_kernel(config, fp8, change),
         3 if config.cluster == 1 else 2 * config.cluster,
         config.threads,
         list(arguments.values()),
-        native.smem_bytes(config, len(sizes)),
+        native.smem_bytes(config, len(sizes), fp8),
         cluster=config.cluster,
     )
     error = 0
@@ -84,3 +92,17 @@ def test_groups_of_any_size(config, sizes, n, k, capacity):
     if not sum(sizes):
         sizes = (*sizes, 1)
     assert run(config, sizes, n, k, (0, 1, 3), capacity) < 2**-7
+
+
+@cases(
+    "config, sizes, n, k, capacity, fp8",
+    (SwappedConfig(8, 1, 1, 3), RAGGED, 200, 256, 0, True),
+    (SwappedConfig(16, 2, 1, 3, cluster=2), RAGGED, 256, 384, 0, True),
+    (SwappedConfig(48, 1, 2, 3, 2), RAGGED, 200, 256, 0, True),
+    (SwappedConfig(64, 2, 1, 3, 2), (0, 5, 63, 0), 128, 128, 70, True),
+    (SwappedConfig(24, 1, 1, 3), RAGGED, 72, 136, 0, False),
+    (SwappedConfig(128, 2, 2, 3, 4, cluster=2), RAGGED, 512, 64, 0, False),
+    (SwappedConfig(256, 2, 1, 3, 8), (300, 0, 41), 200, 192, 0, False),
+)
+def test_swapped_operands(config, sizes, n, k, capacity, fp8):
+    assert run(config, sizes, n, k, (0, 1, 3), capacity, fp8) < 2**-7

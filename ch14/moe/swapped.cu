@@ -1,0 +1,272 @@
+// The grouped product of grouped.cu with its operands swapped, in fp8 or bf16: C^T = B[expert] A^T. The tensor core
+// computes 64 rows at a time, and any number of columns from 8 to 256 in steps of 8. So columns suit the few rows of A
+// that an expert has, and the 64 rows are output columns, of which there are many:
+//
+//                     TOKENS rows of A
+//                    +---------------+
+//     BLOCK_W        | C transposed  |     CONSUMERS warp groups with FRAGMENTS x 64 output columns each
+//     output columns |               |
+//                    +---------------+
+//
+// A stage of the ring holds 128 bytes of K of the weights, and of the tile's rows of A. In fp8 these are one block of
+// scales, and a consumer adds the block's product to its sums as in fp8.cu: a column of the accumulator has a scale_a
+// of its own, and all 64 rows have one scale_b. In bf16 there are no scales, and products add up in the tensor core.
+// The epilogue transposes PART rows of C at a time into shared memory. TMA stores them if all belong to the group;
+// otherwise threads store those that do.
+//
+// The macros, set with -D (SwappedConfig.constants in native.py):
+//   FP8        1: fp8 e4m3 with scales; 0: bf16
+//   TOKENS     rows of A in a tile
+//   CONSUMERS  warp groups that multiply, 1 or 2
+//   FRAGMENTS  wgmma per consumer and 32 bytes of K, with 64 output columns each: 1 or 2
+//   STAGES     stages of the ring
+//   PARTS      parts in which a tile of C is stored
+//   GROUP_M    rows of tiles in a band of a group's raster (tile_coordinates)
+//   CLUSTER    CTAs, side by side in C, that load A together
+#include "schedule.cuh"
+#include "wgmma_narrow.cuh"
+
+constexpr int BLOCK_K = FP8 ? 128 : 64;  // 128 bytes
+constexpr int ROWS = 64 * FRAGMENTS, BLOCK_W = ROWS * CONSUMERS, SUMS = TOKENS / 2;
+constexpr u32 W_BYTES = BLOCK_W * 128, STAGE_BYTES = W_BYTES + TOKENS * 128, RING_BYTES = STAGES * STAGE_BYTES;
+// A box of scale_a begins at a multiple of four rows, so it holds up to three scales of the rows before.
+constexpr u32 SCALE_BYTES = FP8 ? 4 * (TOKENS + 4) : 0, SCALE_PITCH = (SCALE_BYTES + 127) / 128 * 128;
+constexpr int PART = TOKENS / PARTS;
+constexpr u32 BOX_BYTES = PART * 128, BUFFERS = PARTS > 1 ? 2 : 1;  // a box has PART rows and 64 columns of C
+constexpr u32 STAGED_BYTES = CONSUMERS * BUFFERS * FRAGMENTS * BOX_BYTES;
+constexpr int THREADS = 128 * (1 + CONSUMERS);
+static_assert(TOKENS % (8 * PARTS) == 0 && TOKENS % (8 * CLUSTER) == 0, "the swizzle repeats every eight rows");
+
+// The ring, the staged C, scales, barriers and the list of groups.
+extern __shared__ __align__(1024) char shared[];
+
+struct Memory {
+    u32 ring, staged, scales, full, empty;  // addresses in shared memory
+};
+
+// The tile of C at (row, column). Its rows before `end` belong to the group.
+struct GroupTile {
+    int row, column, expert, end;
+};
+
+__device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int tiles_n, int rank) {
+    const int tiles_m = (group.end - group.begin + TOKENS - 1) / TOKENS;
+    const Tile tile = tile_coordinates(id - group.first_tile, tiles_m, tiles_n, GROUP_M);
+    return {group.begin + tile.m * TOKENS, (tile.n * CLUSTER + rank) * BLOCK_W, group.index, group.end};
+}
+
+// The producer's thread fills the ring for one tile.
+__device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& scale_a_map,
+                                        const Memory& memory, Ring<STAGES>& state, const GroupTile& tile, int steps,
+                                        int rank) {
+    for (int step = 0; step < steps; ++step, state.advance()) {
+        // On a new barrier a wait for the other phase returns at once: all stages start empty.
+        mbarrier_wait(memory.empty + 8 * state.stage, state.phase ^ 1);
+        const u32 b = memory.ring + state.stage * STAGE_BYTES, a = b + W_BYTES, ready = memory.full + 8 * state.stage;
+        mbarrier_arrive_expect_tx(ready, STAGE_BYTES + SCALE_BYTES);
+        tma_load_3d(b, b_map, step * BLOCK_K, tile.column, tile.expert, ready);
+        const int part = rank * (TOKENS / CLUSTER);  // the rows of A that this CTA loads
+        if constexpr (CLUSTER == 1) tma_load_2d(a, a_map, step * BLOCK_K, tile.row, ready);
+        else tma_load_2d_multicast(a + part * 128, a_map, step * BLOCK_K, tile.row + part, ready, (1 << CLUSTER) - 1);
+        if constexpr (FP8)
+            tma_load_2d(memory.scales + state.stage * SCALE_PITCH, scale_a_map, tile.row / 4 * 4, step, ready);
+    }
+}
+
+// A warp says that it has read a stage: to its own CTA, and to those that load into it.
+__device__ __forceinline__ void release(const Memory& memory, u32 stage) {
+    const u32 lane = threadIdx.x % 32;
+    if constexpr (CLUSTER == 1) {
+        if (lane == 0) mbarrier_arrive(memory.empty + 8 * stage);
+    } else if (lane < CLUSTER) mbarrier_arrive_cluster(memory.empty + 8 * stage, lane);
+}
+
+// Start the products of one stage into `sums`. They are still running when this returns.
+__device__ __forceinline__ void multiply(float (&sums)[FRAGMENTS][SUMS], u32 b, u32 a, bool accumulate) {
+    const u64 b_tile = wgmma_descriptor(b), a_tile = wgmma_descriptor(a);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; ++f) {
+            const u64 fragment = b_tile + f * 64 * 128 / 16 + 2 * k;
+            if constexpr (FP8) wgmma_any_e4m3<TOKENS>(sums[f], fragment, a_tile + 2 * k, accumulate || k > 0);
+            else wgmma_m64k16<TOKENS>(sums[f], fragment, a_tile + 2 * k, accumulate || k > 0);
+        }
+    wgmma_commit();
+}
+
+__device__ __forceinline__ float load_scale(u32 address) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    return value;
+}
+
+// A consumer multiplies one tile in fp8. `scale_b` are the scales of the expert.
+__device__ __forceinline__ void consume_fp8(float (&acc)[FRAGMENTS][SUMS], const Memory& memory, Ring<STAGES>& state,
+                                            const float* scale_b, const GroupTile& tile, int steps, int N) {
+    const u32 consumer = threadIdx.x / 128 - 1;
+    const float* source[FRAGMENTS];  // of scale_b
+    float next_scale[FRAGMENTS], sums[FRAGMENTS][SUMS];
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; ++f) {
+        source[f] = scale_b + min(tile.column + static_cast<int>(consumer) * ROWS + f * 64, N - 1) / 128 * steps;
+        next_scale[f] = __ldg(source[f]);  // one step ahead, because L2 takes long
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) acc[f][i] = 0;
+    }
+    for (int step = 0; step < steps; ++step, state.advance()) {
+        mbarrier_wait(memory.full + 8 * state.stage, state.phase);
+        const u32 b = memory.ring + state.stage * STAGE_BYTES;
+        multiply(sums, b + consumer * ROWS * 128, b + W_BYTES, false);
+        float scale[FRAGMENTS], scale_a[SUMS / 2];  // two columns of every eight
+        const u32 scales = memory.scales + state.stage * SCALE_PITCH + 4 * (tile.row % 4 + threadIdx.x % 4 * 2);
+#pragma unroll
+        for (int j = 0; j < SUMS / 2; ++j) scale_a[j] = load_scale(scales + j / 2 * 32 + j % 2 * 4);
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; ++f) {
+            scale[f] = next_scale[f];
+            next_scale[f] = __ldg(source[f] + min(step + 1, steps - 1));
+        }
+        wgmma_wait<0>();
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; ++f) warpgroup_fence_operand(sums[f]);
+        release(memory, state.stage);  // one lane speaks for its warp: all have read their scales before wgmma_wait
+#pragma unroll
+        for (int f = 0; f < FRAGMENTS; ++f)
+#pragma unroll
+            for (int i = 0; i < SUMS; ++i) acc[f][i] += sums[f][i] * (scale_a[i / 4 * 2 + i % 2] * scale[f]);
+    }
+}
+
+// A consumer multiplies one tile in bf16. One group of products stays under way while the next stage is waited for.
+__device__ __forceinline__ void consume_bf16(float (&acc)[FRAGMENTS][SUMS], const Memory& memory, Ring<STAGES>& state,
+                                             int steps) {
+    const u32 consumer = threadIdx.x / 128 - 1;
+    u32 previous_stage = 0;
+    for (int step = 0; step < steps; ++step, state.advance()) {
+        mbarrier_wait(memory.full + 8 * state.stage, state.phase);
+        const u32 b = memory.ring + state.stage * STAGE_BYTES;
+        multiply(acc, b + consumer * ROWS * 128, b + W_BYTES, step > 0);
+        wgmma_wait<1>();
+        if (step > 0) release(memory, previous_stage);
+        previous_stage = state.stage;
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; ++f) warpgroup_fence_operand(acc[f]);
+    release(memory, previous_stage);
+}
+
+// Stage PART rows of C from `first` of the tile on, in boxes of 64 columns. A row of a matrix of stmatrix is a column of
+// the accumulator (drawing in ch10/wgmma_gemm): lane l passes row l % 8 + 8 (l / 16), unit 2 warp + l / 8 % 2.
+__device__ __forceinline__ void stage_part(const float (&acc)[FRAGMENTS][SUMS], u32 staged, int first) {
+    const u32 lane = threadIdx.x % 32, unit = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+#pragma unroll
+    for (int f = 0; f < FRAGMENTS; ++f)
+#pragma unroll
+        for (int j = 0; j < PART; j += 16) {
+            const float* d = acc[f] + (first + j) / 2;
+            const u32 row = j + lane % 8 + lane / 16 * 8;
+            const u32 place = staged + f * BOX_BYTES + swizzle_offset(row * 128 + unit * 16, 128);
+            if (j + 8 == PART) stmatrix_x2_trans(place, pack_bf16x2(d[0], d[1]), pack_bf16x2(d[2], d[3]));
+            else
+                stmatrix_x4_trans(place, pack_bf16x2(d[0], d[1]), pack_bf16x2(d[2], d[3]), pack_bf16x2(d[4], d[5]),
+                                  pack_bf16x2(d[6], d[7]));
+        }
+}
+
+// Store one consumer's part of a tile, whose columns begin at `column`. `stored` counts the parts so far, `barrier` is a
+// named barrier for the consumer's threads. Returns before TMA has read shared memory.
+__device__ __forceinline__ void store_tile(const float (&acc)[FRAGMENTS][SUMS], const TensorMap& c_map,
+                                           unsigned short* c, u32 staged, u32& stored, const GroupTile& tile,
+                                           int column, int N, u32 barrier) {
+    const int thread = threadIdx.x % 128;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+        const int row = tile.row + part * PART;
+        if (row >= tile.end) break;
+        const u32 buffer = staged + stored++ % BUFFERS * FRAGMENTS * BOX_BYTES;
+        if (thread == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read what was in the buffer
+        named_barrier_sync(barrier, 128);
+        stage_part(acc, buffer, part * PART);
+        fence_proxy_async();
+        named_barrier_sync(barrier, 128);
+        if (row + PART <= tile.end) {
+            if (thread == 0)
+                for (int f = 0; f < FRAGMENTS; ++f) tma_store_2d(c_map, buffer + f * BOX_BYTES, column + f * 64, row);
+        } else {
+            const char* source = shared + (buffer - shared_address(shared));
+#pragma unroll 1
+            for (int i = thread; i < (tile.end - row) * FRAGMENTS * 8; i += 128) {  // in units of eight columns
+                const int f = i / 8 % FRAGMENTS, line = i / (8 * FRAGMENTS), own_column = column + f * 64 + i % 8 * 8;
+                if (own_column < N)
+                    *reinterpret_cast<uint4*>(c + static_cast<u64>(row + line) * N + own_column) =
+                        *reinterpret_cast<const uint4*>(source + f * BOX_BYTES +
+                                                        swizzle_offset(line * 128 + i % 8 * 16, 128));
+            }
+        }
+        if (thread == 0) bulk_commit();  // an empty group counts too, so that bulk_wait_read finds the right buffer
+    }
+}
+
+// The arguments are those of grouped_fp8. In bf16, scale_a_map and scale_b are not read.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    grouped_swapped(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+                    const __grid_constant__ TensorMap scale_a_map, const __grid_constant__ TensorMap c_map,
+                    unsigned short* c, const float* scale_b, const int* ends, int experts, int capacity, int rows,
+                    int N, int K) {
+    const u32 ring = shared_address(shared), scales = ring + RING_BYTES + STAGED_BYTES;
+    const u32 full = scales + STAGES * SCALE_PITCH;
+    const Memory memory = {ring, ring + RING_BYTES, scales, full, full + 8 * STAGES};
+    Group* groups = reinterpret_cast<Group*>(shared + (full - ring) + 16 * STAGES);
+    // The shuffle shows the compiler that all lanes have the same value, so it keeps addresses in uniform registers.
+    const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
+    const int rank = CLUSTER > 1 ? cluster_rank() : 0, steps = (K + BLOCK_K - 1) / BLOCK_K;
+    const int tiles_n = (N + BLOCK_W * CLUSTER - 1) / (BLOCK_W * CLUSTER);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) {
+            mbarrier_init(memory.full + 8 * s, 1);
+            mbarrier_init(memory.empty + 8 * s, 4 * CONSUMERS * CLUSTER);  // one arrival per warp that reads A
+        }
+        fence_mbarrier_init();
+        prefetch_tensormap(a_map), prefetch_tensormap(b_map), prefetch_tensormap(c_map);
+        if constexpr (FP8) prefetch_tensormap(scale_a_map);
+    }
+    __syncwarp();
+    griddepcontrol_wait();
+    if (warp == 0) list_groups(groups, ends, experts, capacity, rows, TOKENS, tiles_n, 1);
+    __syncthreads();
+    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // all barriers of the cluster are initialised
+    griddepcontrol_launch_dependents();
+
+    const int begin = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+    Walk walk = {groups};
+    Ring<STAGES> state;
+    if (warpgroup == 0) {
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0)
+            for (int id = begin; walk.find(id); id += stride)
+                produce(a_map, b_map, scale_a_map, memory, state, place_tile(*walk.group, id, tiles_n, rank), steps,
+                        rank);
+        __syncwarp();
+    } else {
+        warpgroup_reg_alloc<consumer_registers(CONSUMERS, 1)>();
+        const u32 consumer = warpgroup - 1, staged = memory.staged + consumer * BUFFERS * FRAGMENTS * BOX_BYTES;
+        const u64 scales_per_expert = static_cast<u64>((N + 127) / 128) * steps;
+        u32 stored = 0;
+        float acc[FRAGMENTS][SUMS];
+        for (int id = begin; walk.find(id); id += stride) {
+            const GroupTile tile = place_tile(*walk.group, id, tiles_n, rank);
+            if constexpr (FP8)
+                consume_fp8(acc, memory, state, scale_b + tile.expert * scales_per_expert, tile, steps, N);
+            else consume_bf16(acc, memory, state, steps);
+            store_tile(acc, c_map, c, staged, stored, tile, tile.column + consumer * ROWS, N, warpgroup);
+        }
+        if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
+    }
+    if constexpr (CLUSTER > 1) {
+        __syncwarp();
+        cluster_arrive(), cluster_wait();  // no CTA ends while another one may still load into it
+    }
+}
