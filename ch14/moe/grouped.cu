@@ -22,7 +22,7 @@ struct GroupTile {
 
 __device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int tiles_n, int rank) {
     const int first_row = group.begin / 4 * 4, tiles_m = (group.end - first_row + BLOCK_M - 1) / BLOCK_M;
-    const Tile tile = tile_coordinates(id - group.first_tile, tiles_m, tiles_n, GROUP_M);
+    const Tile tile = place_in_group(id - group.first_tile, tiles_m, tiles_n, GROUP_M);
     return {first_row + tile.m * BLOCK_M, (tile.n * CLUSTER + rank) * BLOCK_N, group.index, group.begin, group.end};
 }
 
@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     griddepcontrol_wait();
-    if (warp == 0) list_groups(groups, ends, experts, capacity, rows, BLOCK_M, tiles_n, 4);
+    if (warp == 0) list_groups(groups, {ends, experts, capacity, rows, BLOCK_M, tiles_n, 4});
     __syncthreads();
     if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // all barriers of the cluster are initialised
     griddepcontrol_launch_dependents();

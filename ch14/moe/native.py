@@ -192,7 +192,7 @@ def bind_arguments(
     a_map = make_map(a, (rows // config.cluster, line), swizzle="128B")
     return {
         "a_map": a_map,
-        "b_map": make_map(b, (1, columns, line), swizzle="128B"),
+        "b_map": make_map(b, (1, columns, line), swizzle="128B", l2_promotion="256B"),
         "scale_a_map": make_map(scale_a.T, (1, scales)) if fp8 else a_map,
         "c_map": make_map(out, box, swizzle=f"{2 * box[1]}B"),
         "c": out,

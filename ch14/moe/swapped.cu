@@ -51,7 +51,7 @@ struct GroupTile {
 
 __device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int tiles_n, int rank) {
     const int tiles_m = (group.end - group.begin + TOKENS - 1) / TOKENS;
-    const Tile tile = tile_coordinates(id - group.first_tile, tiles_m, tiles_n, GROUP_M);
+    const Tile tile = place_in_group(id - group.first_tile, tiles_m, tiles_n, GROUP_M);
     return {group.begin + tile.m * TOKENS, (tile.n * CLUSTER + rank) * BLOCK_W, group.index, group.end};
 }
 
@@ -235,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     griddepcontrol_wait();
-    if (warp == 0) list_groups(groups, ends, experts, capacity, rows, TOKENS, tiles_n, 1);
+    if (warp == 0) list_groups(groups, {ends, experts, capacity, rows, TOKENS, tiles_n, 1});
     __syncthreads();
     if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // all barriers of the cluster are initialised
     griddepcontrol_launch_dependents();

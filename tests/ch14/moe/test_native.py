@@ -86,11 +86,9 @@ RAGGED = (70, 0, 1, 131, 0, 64, 7)
     (Fp8Config(2, 2, 3, 64, epilogue_warps=2, cluster=2), (0, 5, 100, 0), 128, 128, 150),
     (Fp8Config(1, 2, 3, 96), (0, 0, 150, 0), 192, 640, 0),
     (Fp8Config(3, 1, 3, 64), (300,), 64, 128, 0),
-    (Fp8Config(1, 2, 3, 64), (0, 0), 64, 128, 0),
+    (Fp8Config(1, 2, 3, 64), (0, 3, 1, 0, 64) * 14 + (1,), 64, 128, 0),
 )
 def test_groups_of_any_size(config, sizes, n, k, capacity):
-    if not sum(sizes):
-        sizes = (*sizes, 1)
     assert run(config, sizes, n, k, (0, 1, 3), capacity) < 2**-7
 
 
