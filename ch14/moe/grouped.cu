@@ -14,16 +14,23 @@
 #include "../fp8_gemm/fp8.cu"
 #include "schedule.cuh"
 
-// The tile of C at (row, column). Its rows from `begin` to `end` - 1 belong to the group. A box of scale_a begins at a
-// multiple of 16 bytes, so a tile begins at a multiple of four rows.
+// The tile of C at (row, column). Its rows from `begin` to `end` - 1 belong to the group. Its scale_a begin at
+// (scale_row, layer). A box begins at a multiple of 16 bytes, and a tile therefore at a multiple of four scales.
 struct GroupTile {
-    int row, column, expert, begin, end;
+    int row, column, expert, begin, end, scale_row, layer;
 };
 
-__device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int tiles_n, int rank) {
-    const int first_row = group.begin / 4 * 4, tiles_m = (group.end - first_row + BLOCK_M - 1) / BLOCK_M;
+__device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int tiles_n, int rank, int capacity) {
+    const int first_row = group.align_begin(capacity, 4), tiles_m = (group.end - first_row + BLOCK_M - 1) / BLOCK_M;
     const Tile tile = place_in_group(id - group.first_tile, tiles_m, tiles_n, GROUP_M);
-    return {first_row + tile.m * BLOCK_M, (tile.n * CLUSTER + rank) * BLOCK_N, group.index, group.begin, group.end};
+    const int row = first_row + tile.m * BLOCK_M;
+    return {row,
+            (tile.n * CLUSTER + rank) * BLOCK_N,
+            group.index,
+            group.begin,
+            group.end,
+            row - group.index * capacity,
+            capacity ? group.index : 0};
 }
 
 // The producer's thread fills the ring for one tile.
@@ -40,7 +47,7 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
             tma_load_2d_multicast(a + part * BLOCK_K, a_map, step * BLOCK_K, tile.row + part, ready,
                                   (1 << CLUSTER) - 1);
         tma_load_3d(a + A_BYTES, b_map, step * BLOCK_K, tile.column, tile.expert, ready);
-        tma_load_2d(memory.scales + state.stage * SCALE_BYTES, scale_a_map, tile.row, step, ready);
+        tma_load_3d(memory.scales + state.stage * SCALE_BYTES, scale_a_map, tile.scale_row, step, tile.layer, ready);
     }
 }
 
@@ -146,12 +153,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();
         if (threadIdx.x == 0) {
             for (int id = begin; walk.find(id); id += stride)
-                produce(a_map, b_map, scale_a_map, memory, state, place_tile(*walk.group, id, tiles_n, rank), steps,
-                        rank);
+                produce(a_map, b_map, scale_a_map, memory, state, place_tile(*walk.group, id, tiles_n, rank, capacity),
+                        steps, rank);
         } else if (warp >= 1 && warp <= EPILOGUE_WARPS) {
             const u32 staged = memory.staged + (warp - 1) * BUFFERS * ROWS_BYTES;
             for (int id = begin; walk.find(id); id += stride, slot_phase ^= 1) {
-                const GroupTile tile = place_tile(*walk.group, id, tiles_n, rank);
+                const GroupTile tile = place_tile(*walk.group, id, tiles_n, rank, capacity);
                 for (u32 slot = warp - 1; slot < SLOTS; slot += EPILOGUE_WARPS) {
                     const int row = tile.row + slot * 16;
                     mbarrier_wait(memory.slot_full + 8 * slot, slot_phase);
@@ -168,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const u64 scales_per_expert = static_cast<u64>((N + BLOCK - 1) / BLOCK) * steps;
         float acc[SUMS] = {};
         for (int id = begin; walk.find(id); id += stride, slot_phase ^= 1) {
-            const GroupTile tile = place_tile(*walk.group, id, tiles_n, rank);
+            const GroupTile tile = place_tile(*walk.group, id, tiles_n, rank, capacity);
             const int row = tile.row + consumer * ROWS;
             if (row < tile.end)
                 consume(acc, memory, state, scale_b + tile.expert * scales_per_expert,

@@ -104,28 +104,38 @@ def configs(fp8: bool = True) -> dict[str, Config]:
     """Return configurations by name, all of them worth a try. Those of fp8.cu's tiles suit experts with many rows."""
     if fp8:
         found: list[Config] = [
-            fill_ring(*tile, cluster=cluster, **epilogue)
-            for cluster in (1, 2)
-            for tile, epilogue in (
-                ((2, 2, 128), {"epilogue_warps": 3}),
-                ((2, 2, 128), {"epilogue_warps": 3, "group_m": 16}),
-                ((2, 2, 128), {}),
-                ((2, 2, 96), {"epilogue_warps": 3}),
-                ((2, 2, 112), {}),
-                ((2, 2, 64), {"epilogue_warps": 3}),
-                ((2, 1, 160), {}),
-                ((3, 1, 128), {}),
-                ((1, 2, 128), {}),
-            )
+            fill_ring(2, 2, 128, epilogue_warps=3, cluster=2),
+            fill_ring(2, 2, 128, epilogue_warps=3),
+            fill_ring(2, 2, 128, cluster=2),
+            fill_ring(3, 1, 128, cluster=2),
+            fill_ring(2, 2, 96, epilogue_warps=3),
+            fill_ring(1, 2, 128),
+            *(swap(tokens, fp8) for tokens in (8, 16, 32, 64, 128)),
+            swap(16, fp8, 1),
+            fill_ring(3, 1, 128),
+            fill_ring(2, 2, 128),
+            fill_ring(2, 1, 160, cluster=2),
+            fill_ring(2, 2, 128, epilogue_warps=3, cluster=2, group_m=16),
+            fill_ring(2, 2, 112, cluster=2),
+            fill_ring(2, 2, 64, epilogue_warps=3, cluster=2),
+            fill_ring(1, 2, 128, cluster=2),
+            *(swap(tokens, fp8) for tokens in (48, 96)),
+            *(swap(tokens, fp8, 1) for tokens in (8, 32, 64)),
+            *(swap(tokens, fp8, 2, 2) for tokens in (16, 64)),
         ]
-        found += [swap(tokens, fp8, 2) for tokens in (8, 16, 32, 48, 64, 96, 128)]
-        found += [swap(tokens, fp8, 1) for tokens in (8, 16, 32, 64)]
-        found += [swap(tokens, fp8, 2, 2) for tokens in (16, 64)]
     else:
-        found = [swap(tokens, fp8, 2, 1, cluster) for tokens in (128, 192, 256) for cluster in (1, 2)]
-        found += [swap(tokens, fp8, 2, 2, cluster) for tokens in (64, 96, 128) for cluster in (1, 2)]
-        found += [swap(tokens, fp8, 2) for tokens in (8, 16, 32, 64)]
-        found += [swap(tokens, fp8, 1) for tokens in (8, 16, 32, 64)]
+        found = [
+            *(swap(256, fp8, 2, 1, cluster) for cluster in (2, 1)),
+            *(swap(128, fp8, 2, 2, cluster) for cluster in (2, 1)),
+            swap(192, fp8, 2, 1, 2),
+            swap(64, fp8, 2, 2),
+            *(swap(tokens, fp8) for tokens in (8, 16, 32, 64, 128)),
+            swap(128, fp8, 2, 1, 2),
+            swap(192, fp8),
+            *(swap(96, fp8, 2, 2, cluster) for cluster in (2, 1)),
+            swap(64, fp8, 2, 2, 2),
+            *(swap(tokens, fp8, 1) for tokens in (8, 16, 32, 64)),
+        ]
     return {config.name: config for config in found}
 
 
@@ -176,6 +186,9 @@ def bind_arguments(
     config: Config, a, b, ends, out, scale_a, scale_b, make_map: Callable[..., Any]
 ) -> dict[str, Any]:
     """Return the arguments of the kernel by name. `launch` describes the tensors; scale_a has rows side by side."""
+    layers = (
+        scale_a if scale_a is None or scale_a.ndim == 3 else scale_a[None]
+    )  # of scales, one per group if masked
     capacity = a.shape[1] if a.ndim == 3 else 0
     a, out, b = a.reshape(-1, a.shape[-1]), out.reshape(-1, out.shape[-1]), b.mT
     experts, n, k = b.shape
@@ -193,7 +206,7 @@ def bind_arguments(
     return {
         "a_map": a_map,
         "b_map": make_map(b, (1, columns, line), swizzle="128B", l2_promotion="256B"),
-        "scale_a_map": make_map(scale_a.T, (1, scales)) if fp8 else a_map,
+        "scale_a_map": make_map(layers.mT, (1, 1, scales)) if fp8 else a_map,
         "c_map": make_map(out, box, swizzle=f"{2 * box[1]}B"),
         "c": out,
         "scale_b": scale_b,
@@ -206,16 +219,14 @@ def bind_arguments(
 
 
 def arrange_scales(scale_a: torch.Tensor) -> torch.Tensor:
-    """Return scale_a as (rows, K / 128), in columns at multiples of 16 bytes. It is copied if it lies otherwise."""
-    scale_a = scale_a.reshape(-1, scale_a.shape[-1])
-    rows, blocks = scale_a.shape
-    if scale_a.stride(0) == 1 and scale_a.stride(1) % 4 == 0 and scale_a.data_ptr() % 16 == 0:
-        if scale_a.stride(1) >= rows:
-            return scale_a
-    pitch = math.ceil(rows / 4) * 4
-    return torch.empty_strided((rows, blocks), (1, pitch), dtype=torch.float32, device=scale_a.device).copy_(
-        scale_a
-    )
+    """Return scale_a with the scales of a column side by side, columns at multiples of 16 bytes: copied if needed."""
+    rows, blocks = scale_a.shape[-2:]
+    outer = scale_a.stride()[:-2] + scale_a.stride()[-1:]
+    is_arranged = scale_a.stride(-2) == 1 and scale_a.stride(-1) >= rows
+    if is_arranged and scale_a.data_ptr() % 16 == 0 and not any(stride % 4 for stride in outer):
+        return scale_a
+    made = scale_a.new_empty(*scale_a.shape[:-2], blocks, math.ceil(rows / 4) * 4)
+    return made[..., :rows].mT.copy_(scale_a)
 
 
 def prepare(

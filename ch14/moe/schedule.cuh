@@ -7,11 +7,15 @@
 // whose `index` is -1.
 struct alignas(16) Group {
     int first_tile, index, begin, end;
+    // Return the first row of the group's tiles, a multiple of `alignment` from the first row of its scales.
+    __device__ __forceinline__ int align_begin(int capacity, int alignment) const {
+        return begin - (begin - index * capacity) % alignment;
+    }
 };
 
-// The rows of a kernel's groups, and the height and the alignment of its tiles. With `capacity` 0, the rows of all groups
-// follow each other, and ends[g] is the row after the last one of group g. Otherwise group g has `capacity` rows, of which
-// the first ends[g] count. A group's first tile begins at a multiple of `alignment` rows, at its first row or before.
+// The rows of a kernel's groups, and its tiles. With `capacity` 0, the rows of all groups follow each other, and ends[g]
+// is the row after the last one of group g. Otherwise each group has `capacity` rows and scales of its own, and of group
+// g the first ends[g] rows count.
 struct Groups {
     const int* ends;
     int count, capacity, rows, tile_rows, tiles_n, alignment;
@@ -22,7 +26,7 @@ struct Groups {
     }
     __device__ __forceinline__ int count_tiles(const Group& group) const {
         if (group.end <= group.begin) return 0;
-        return (group.end - group.begin / alignment * alignment + tile_rows - 1) / tile_rows * tiles_n;
+        return (group.end - group.align_begin(capacity, alignment) + tile_rows - 1) / tile_rows * tiles_n;
     }
 };
 

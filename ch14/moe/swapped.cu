@@ -44,15 +44,17 @@ struct Memory {
     u32 ring, staged, scales, full, empty;  // addresses in shared memory
 };
 
-// The tile of C at (row, column). Its rows before `end` belong to the group.
+// The tile of C at (row, column). Its rows before `end` belong to the group. Its scale_a begin at (scale_row, layer).
 struct GroupTile {
-    int row, column, expert, end;
+    int row, column, expert, end, scale_row, layer;
 };
 
-__device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int tiles_n, int rank) {
+__device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int tiles_n, int rank, int capacity) {
     const int tiles_m = (group.end - group.begin + TOKENS - 1) / TOKENS;
     const Tile tile = place_in_group(id - group.first_tile, tiles_m, tiles_n, GROUP_M);
-    return {group.begin + tile.m * TOKENS, (tile.n * CLUSTER + rank) * BLOCK_W, group.index, group.end};
+    const int row = group.begin + tile.m * TOKENS;
+    return {row,       (tile.n * CLUSTER + rank) * BLOCK_W, group.index,
+            group.end, row - group.index * capacity,        capacity ? group.index : 0};
 }
 
 // The producer's thread fills the ring for one tile.
@@ -69,7 +71,8 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
         if constexpr (CLUSTER == 1) tma_load_2d(a, a_map, step * BLOCK_K, tile.row, ready);
         else tma_load_2d_multicast(a + part * 128, a_map, step * BLOCK_K, tile.row + part, ready, (1 << CLUSTER) - 1);
         if constexpr (FP8)
-            tma_load_2d(memory.scales + state.stage * SCALE_PITCH, scale_a_map, tile.row / 4 * 4, step, ready);
+            tma_load_3d(memory.scales + state.stage * SCALE_PITCH, scale_a_map, tile.scale_row / 4 * 4, step,
+                        tile.layer, ready);
     }
 }
 
@@ -120,7 +123,7 @@ __device__ __forceinline__ void consume_fp8(float (&acc)[FRAGMENTS][SUMS], const
         const u32 b = memory.ring + state.stage * STAGE_BYTES;
         multiply(sums, b + consumer * ROWS * 128, b + W_BYTES, false);
         float scale[FRAGMENTS], scale_a[SUMS / 2];  // two columns of every eight
-        const u32 scales = memory.scales + state.stage * SCALE_PITCH + 4 * (tile.row % 4 + threadIdx.x % 4 * 2);
+        const u32 scales = memory.scales + state.stage * SCALE_PITCH + 4 * (tile.scale_row % 4 + threadIdx.x % 4 * 2);
 #pragma unroll
         for (int j = 0; j < SUMS / 2; ++j) scale_a[j] = load_scale(scales + j / 2 * 32 + j % 2 * 4);
 #pragma unroll
@@ -247,8 +250,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             for (int id = begin; walk.find(id); id += stride)
-                produce(a_map, b_map, scale_a_map, memory, state, place_tile(*walk.group, id, tiles_n, rank), steps,
-                        rank);
+                produce(a_map, b_map, scale_a_map, memory, state, place_tile(*walk.group, id, tiles_n, rank, capacity),
+                        steps, rank);
         __syncwarp();
     } else {
         warpgroup_reg_alloc<consumer_registers(CONSUMERS, 1)>();
@@ -257,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         u32 stored = 0;
         float acc[FRAGMENTS][SUMS];
         for (int id = begin; walk.find(id); id += stride) {
-            const GroupTile tile = place_tile(*walk.group, id, tiles_n, rank);
+            const GroupTile tile = place_tile(*walk.group, id, tiles_n, rank, capacity);
             if constexpr (FP8)
                 consume_fp8(acc, memory, state, scale_b + tile.expert * scales_per_expert, tile, steps, N);
             else consume_bf16(acc, memory, state, steps);
