@@ -1,6 +1,6 @@
 """Mixture of experts: products of groups of rows, each with its expert's matrix, in one launch that no host waits for.
 
-Read `kernels` first, then `configs`. `native` launches the kernel in CUDA C++ (grouped.cu) for fp8 on Hopper.
+Read `kernels` first, then `configs`. `native` launches the kernels in CUDA C++ on Hopper.
 Sources: DeepSeek-V3 (arXiv 2412.19437), section 3.3; MegaBlocks (arXiv 2211.15841); DeepGEMM.
 """
 
@@ -14,7 +14,6 @@ import torch.nn.functional as F
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ch14.fp8_gemm.configs import Fp8Config
 from ch14.moe import kernels, native, operator
 from ch14.moe.configs import BLOCK, GroupedConfig, best_config, configs, job, parse
 from tilelab.runtime import device, operators, triton_launch
@@ -34,6 +33,7 @@ __all__ = ["spec", "grouped_gemm", "masked_grouped_gemm", "moe", "prepare", "con
 DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
 IS_INTERPRETED = not isinstance(kernels.grouped_kernel, triton.JITFunction)
 MOST_GROUPS = 4096
+GRADIENT_TILE = (128, 128, 64, 4, 4)  # rows, columns, step, warps, stages
 INSTEAD = "use torch.nn.functional.grouped_mm"
 
 
@@ -102,16 +102,13 @@ def _check_operands(a, b, ends, scale_a, scale_b, kind: str) -> tuple[str, bool]
     return "fp8", k_major
 
 
-def _suits_native(dtype: str, kind: str) -> bool:
-    """Return whether the kernel in CUDA C++ can multiply here."""
-    return dtype == "fp8" and kind != "swiglu" and device.current().has_wgmma
+def _suits_native(b, scale_b, kind: str, k_major: bool) -> bool:
+    """Return whether the kernels in CUDA C++ can multiply here."""
+    has_columns = scale_b is None or scale_b.mT.is_contiguous()
+    return kind != "swiglu" and k_major and has_columns and device.current().has_wgmma
 
 
-def _choose(config, rows: float, n: int, dtype: str, kind: str, target: str) -> GroupedConfig | Fp8Config:
-    if isinstance(config, Fp8Config):
-        if not _suits_native(dtype, kind):
-            raise device.Unsupported(f"the configuration {config} needs float8 operands and WGMMA.")
-        return config
+def _choose(config, rows: float, n: int, dtype: str, kind: str, target: str) -> GroupedConfig:
     best = best_config(rows, n, dtype, kind == "swiglu", target)
     if best is None:
         raise device.Unsupported(f"no configuration of the grouped kernel runs on {target}: {INSTEAD}.")
@@ -142,16 +139,19 @@ def _plan(a, b, ends, scale_a, scale_b, out_scale, out, config, kind: str) -> Pl
     # Without a GPU the interpreter stands in for one of sm_90a with eight SMs, so that tiles and waves still occur.
     target, sms = (here.target, here.sms) if here.target and here.has_tma else ("sm_90a", 8)
     rows = out.numel() / n / groups
-    if _suits_native(dtype, kind) and (isinstance(config, Fp8Config) or config == "best"):
-        chosen = (
-            config if isinstance(config, Fp8Config) else native.choose_config(a.numel() // k, groups, n, k)
-        )
-        call = native.prepare(a, b, ends, out, scale_a, scale_b, config=chosen)
+    if config == "best" and _suits_native(b, scale_b, kind, k_major):
+        fp8 = dtype == "fp8"
+        config = native.choose_config(a.numel() // k, groups, n, k, fp8)
+        config = "best" if native.rejection(config, groups, n, fp8) else config
+    if isinstance(config, native.Config):
+        if not _suits_native(b, scale_b, kind, k_major):
+            raise device.Unsupported(f"the configuration {config} needs WGMMA, and K contiguous in b.")
+        call = native.prepare(a, b, ends, out, scale_a, scale_b, config=config)
 
         def launch_native(a, b, ends, scale_a, scale_b, out_scale, out):
             call(a, b, ends, out, scale_a, scale_b)
 
-        return Plan(launch_native, shape, out_dtype, a.device, chosen, chosen="by the extents")
+        return Plan(launch_native, shape, out_dtype, a.device, config, chosen="by the extents")
     config = _choose(config, rows, n, dtype, kind, target)
     launch = bind(config, a, b, ends, scale_a, scale_b, out_scale, out, k_major, kind, sms)
     return Plan(launch, shape, out_dtype, a.device, config, chosen="by the extents")
@@ -229,7 +229,8 @@ def _plan_gradient(a, b, offsets, out) -> Plan:
     require_rows("b", b)
     require_gpu(a, op, instead=INSTEAD, interpreted=IS_INTERPRETED)
     out = torch.empty(groups, m, n, dtype=torch.bfloat16, device=a.device)
-    block_m, block_n, block_k, warps = (128, 128, 64, 4) if min(m, n) >= 128 else (64, 64, 64, 4)
+    tile = GRADIENT_TILE if min(m, n) >= 128 else (64, 64, 64, 4, 3)
+    block_m, block_n, block_k, num_warps, num_stages = tile
     arguments: dict[str, Any] = {
         "a_desc": TensorDescriptor(a, [rows, m], [row_stride(a), 1], [block_k, block_m]),
         "b_desc": TensorDescriptor(b, [rows, n], [row_stride(b), 1], [block_k, block_n]),
@@ -241,7 +242,8 @@ def _plan_gradient(a, b, offsets, out) -> Plan:
     launch = triton_launch.prepare(
         *(kernels.weight_gradient_kernel, (tiles, groups), arguments),
         {"a_desc": 0, "a_ptr": 0, "b_desc": 1, "b_ptr": 1, "ends_ptr": 2, "c_desc": 3},
-        **dict(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=8, num_warps=warps, num_stages=3),
+        **dict(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=8),
+        **dict(num_warps=num_warps, num_stages=num_stages),
     )
     return Plan(launch, (groups, m, n), torch.bfloat16, a.device, None)
 
@@ -336,7 +338,7 @@ def prepare(
     scale_a: torch.Tensor | None = None,  # (M, K / 128), or masked (groups, capacity, K / 128)
     scale_b: torch.Tensor | None = None,  # (groups, K / 128, N / 128)
     out: torch.Tensor | None = None,  # (M, N), or masked (groups, capacity, N)
-    config: str | GroupedConfig | Fp8Config = "best",
+    config: str | GroupedConfig | native.Config = "best",
 ) -> Launch:
     """Check the arguments of `grouped_gemm` or, for three dimensions, of the masked one; return a Launch."""
     tensors = a, b, ends, scale_a, scale_b, None
@@ -353,7 +355,7 @@ def grouped_gemm(
     scale_a: torch.Tensor | None = None,  # (M, K / 128)
     scale_b: torch.Tensor | None = None,  # (groups, K / 128, N / 128)
     out: torch.Tensor | None = None,  # (M, N)
-    config: str | GroupedConfig | Fp8Config = "best",
+    config: str | GroupedConfig | native.Config = "best",
 ) -> torch.Tensor:  # (M, N)
     """Return C (M, N), whose rows offsets[g - 1] to offsets[g] are those rows of A times b[g], as torch's grouped_mm.
 
@@ -363,7 +365,7 @@ def grouped_gemm(
     offsets: int32 in the GPU's memory, the row after the last of each group. A group may have no rows. No host waits
     for them. Rows after the last group are not computed: there C keeps what its memory holds.
     out: bfloat16, contiguous.
-    config: "best", a name of `configs`, a GroupedConfig, or for fp8 on Hopper a configuration of `native`.
+    config: "best", a name of `configs`, a GroupedConfig, or on Hopper a configuration of `native`.
 
     Under torch.compile and where autograd records, this is torch.ops.tiles.grouped_gemm, which has a backward pass for
     bfloat16. Raises ValueError for bad arguments, and Unsupported for hardware that cannot run it.
@@ -381,7 +383,7 @@ def masked_grouped_gemm(
     scale_a: torch.Tensor | None = None,  # (groups, capacity, K / 128)
     scale_b: torch.Tensor | None = None,  # (groups, K / 128, N / 128)
     out: torch.Tensor | None = None,  # (groups, capacity, N)
-    config: str | GroupedConfig | Fp8Config = "best",
+    config: str | GroupedConfig | native.Config = "best",
 ) -> torch.Tensor:  # (groups, capacity, N)
     """Return for each group its first counts[g] rows of a times b[g]; other rows keep what their memory holds.
 
