@@ -29,6 +29,7 @@ PHRASES = {
     "parts": "C in {} parts",
     "cluster": "cluster {}",
     "group_m": "group {}",
+    "swiglu": "SwiGLU",
 }
 
 
@@ -36,7 +37,8 @@ PHRASES = {
 class SwappedConfig:
     """Hold the tile and the ring of swapped.cu: `tokens` rows of A by 64 x `fragments` x `consumers` columns of C.
 
-    A stage holds 128 bytes of K. A tile of C is stored in `parts`. `cluster` CTAs load their rows of A together.
+    A stage holds 128 bytes of K. A tile of C is stored in `parts`. `cluster` CTAs load their rows of A together. With
+    `swiglu`, which needs two fragments, half of the columns are gates, and in fp8 the result is quantised.
     """
 
     tokens: int
@@ -46,11 +48,18 @@ class SwappedConfig:
     parts: int = 1
     cluster: int = 1
     group_m: int = 8
+    swiglu: bool = False
     pdl = True
 
     @property
     def block_w(self) -> int:
+        """The rows of B in a stage."""
         return 64 * self.fragments * self.consumers
+
+    @property
+    def block_n(self) -> int:
+        """The columns of C in a tile."""
+        return self.block_w // (1 + self.swiglu)
 
     @property
     def threads(self) -> int:
@@ -68,7 +77,8 @@ class SwappedConfig:
         """Return the shared memory of a block, without the list of groups."""
         scales = -(-4 * (self.tokens + 4) // 128) * 128 if fp8 else 0
         stage = (self.block_w + self.tokens) * 128 + scales + 16
-        return self.num_stages * stage + min(self.parts, 2) * self.block_w * self.tokens // self.parts * 2
+        staged = min(self.parts, 2) * self.block_n * self.tokens // self.parts * 2
+        return self.num_stages * stage + (192 * self.tokens if fp8 and self.swiglu else staged)
 
     def constants(self, fp8: bool) -> dict[str, int]:
         """Return the -D constants of swapped.cu."""
@@ -81,6 +91,7 @@ class SwappedConfig:
             "PARTS": self.parts,
             "GROUP_M": self.group_m,
             "CLUSTER": self.cluster,
+            "SWIGLU": self.swiglu * (1 + fp8),
         }
 
 
@@ -88,11 +99,13 @@ Config = Fp8Config | SwappedConfig
 
 
 @functools.cache
-def swap(tokens: int, fp8: bool, consumers: int = 2, fragments: int = 1, cluster: int = 1) -> SwappedConfig:
+def swap(
+    tokens: int, fp8: bool, consumers: int = 2, fragments: int = 1, cluster: int = 1, swiglu: bool = False
+) -> SwappedConfig:
     """Return a configuration of swapped.cu whose ring leaves room for a list of 256 groups."""
     parts = max(1, tokens // 32) if tokens % 32 == 0 else 1
     for stages in range(16, 1, -1):
-        config = SwappedConfig(tokens, consumers, fragments, stages, parts, cluster)
+        config = SwappedConfig(tokens, consumers, fragments, stages, parts, cluster, swiglu=swiglu)
         if config.smem_bytes(fp8) + GROUP_BYTES * 257 <= SMEM_BYTES:
             return config
     raise ValueError(
@@ -100,10 +113,14 @@ def swap(tokens: int, fp8: bool, consumers: int = 2, fragments: int = 1, cluster
     )
 
 
-def configs(fp8: bool = True) -> dict[str, Config]:
+def configs(fp8: bool = True, swiglu: bool = False) -> dict[str, Config]:
     """Return configurations by name, all of them worth a try. Those of fp8.cu's tiles suit experts with many rows."""
-    if fp8:
-        found: list[Config] = [
+    found: list[Config]
+    if swiglu:
+        tiles = [(128, 2), (128, 1), (64, 1), (96, 1), (32, 1), (16, 1), (8, 1), (96, 2), (64, 2)]
+        found = [swap(tokens, fp8, 2, 2, cluster, True) for tokens, cluster in tiles]
+    elif fp8:
+        found = [
             fill_ring(2, 2, 128, epilogue_warps=3, cluster=2),
             fill_ring(2, 2, 128, epilogue_warps=3),
             fill_ring(2, 2, 128, cluster=2),
@@ -148,23 +165,28 @@ def smem_bytes(config: Config, experts: int, fp8: bool = True) -> int:
 
 
 def rejection(config: Config, experts: int, n: int, fp8: bool = True) -> str:
-    """Return in one sentence why `config` cannot multiply these experts' matrices of N columns, or an empty string."""
+    """Return in one sentence why `config` cannot compute N columns of C for these experts, or an empty string."""
     if isinstance(config, Fp8Config) and (not fp8 or config.splits > 1):
         return f"{config} has splits or needs fp8; choose another configuration."
     if (needed := smem_bytes(config, experts, fp8)) > SMEM_BYTES:
         return (
             f"{experts} experts need {needed:,} B of shared memory with {config}; Hopper has {SMEM_BYTES:,}."
         )
-    columns = (config.block_n if isinstance(config, Fp8Config) else config.block_w) * config.cluster
+    columns = config.block_n * config.cluster
     if config.cluster > 1 and n % columns:
         return f"N is {n}; a cluster of {config.cluster} needs a multiple of {columns}."
     return ""
 
 
-def choose_config(tokens: int, experts: int, n: int, k: int, fp8: bool = True) -> Config:
+def choose_config(
+    tokens: int, experts: int, n: int, k: int, fp8: bool = True, swiglu: bool = False
+) -> Config:
     """Return a configuration for so many rows in so many groups of sizes that the host does not know."""
     rows = tokens / max(experts, 1)
     cluster = 2 if n % 256 == 0 else 1
+    if swiglu:
+        tokens = next((tile for tile in (8, 16, 32, 64) if rows <= tile), 128)
+        return swap(tokens, fp8, 2, 2, cluster if tokens == 128 else 1, True)
     if fp8 and rows > 64:
         return fill_ring(2, 2, 128, epilogue_warps=3, cluster=cluster)
     tile = next((tile for tile in (8, 16, 32, 64) if rows <= tile), 0)
@@ -183,31 +205,29 @@ def kernel(config: Config, fp8: bool = True) -> tuple[pathlib.Path, str, dict[st
 
 
 def bind_arguments(
-    config: Config, a, b, ends, out, scale_a, scale_b, make_map: Callable[..., Any]
+    config: Config, a, b, ends, out, scale_a, scale_b, make_map: Callable[..., Any], out_scale=None
 ) -> dict[str, Any]:
     """Return the arguments of the kernel by name. `launch` describes the tensors; scale_a has rows side by side."""
-    layers = (
-        scale_a if scale_a is None or scale_a.ndim == 3 else scale_a[None]
-    )  # of scales, one per group if masked
     capacity = a.shape[1] if a.ndim == 3 else 0
     a, out, b = a.reshape(-1, a.shape[-1]), out.reshape(-1, out.shape[-1]), b.mT
-    experts, n, k = b.shape
+    (experts, _, k), n = b.shape, out.shape[1]
     fp8 = scale_a is not None
     if fp8:
         a, b = a.view(torch.uint8), b.view(torch.uint8)
+        scale_a = scale_a if capacity else scale_a[None]  # a masked product has a layer of scales per expert
     line = BLOCK if fp8 else BLOCK // 2  # 128 bytes of K
     if isinstance(config, Fp8Config):
         rows, columns, scales = config.block_m, config.block_n, config.block_m
         box = 16 if config.epilogue_warps else 64, config.subtile_columns
     else:
-        rows, columns, scales = config.tokens, config.block_w, config.tokens + 4
+        rows, columns, scales = config.tokens, config.block_n, config.tokens + 4
         box = config.tokens // config.parts, 64
     a_map = make_map(a, (rows // config.cluster, line), swizzle="128B")
     return {
         "a_map": a_map,
         "b_map": make_map(b, (1, columns, line), swizzle="128B", l2_promotion="256B"),
-        "scale_a_map": make_map(layers.mT, (1, 1, scales)) if fp8 else a_map,
-        "c_map": make_map(out, box, swizzle=f"{2 * box[1]}B"),
+        "scale_a_map": make_map(scale_a.mT, (1, 1, scales)) if fp8 else a_map,
+        "c_map": a_map if out_scale is not None else make_map(out, box, swizzle=f"{2 * box[1]}B"),
         "c": out,
         "scale_b": scale_b,
         "ends": ends,
@@ -215,6 +235,11 @@ def bind_arguments(
             name: ctypes.c_int(value)
             for name, value in dict(experts=experts, capacity=capacity, rows=len(a), n=n, k=k).items()
         },
+        **(
+            {"c_scales": out_scale, "pitch": ctypes.c_int(0 if out_scale is None else out_scale.stride(1))}
+            if isinstance(config, SwappedConfig)
+            else {}
+        ),
     }
 
 
@@ -237,17 +262,23 @@ def prepare(
     scale_a: torch.Tensor | None,  # (tokens, K / 128), or masked (experts, capacity, K / 128)
     scale_b: torch.Tensor | None,  # (experts, K / 128, N / 128)
     config: str | Config = "best",
+    swiglu: bool = False,
+    out_scale: torch.Tensor | None = None,  # (tokens, N / 128)
 ) -> Callable[..., None]:
-    """Return a function of the six tensors that launches the product on torch's current stream.
+    """Return a function of the six tensors, or seven with out_scale, that launches the product on the current stream.
 
-    Arguments as for `launch`. The function may be called with other tensors of the same shapes and strides.
+    Arguments as for `launch`. The function may be called with other tensors of the same shapes and strides. With
+    `swiglu`, b has N gates and then N values, and out = silu(a gates) x (a values). It is bfloat16 if the operands are,
+    otherwise float8_e4m3fn with out_scale, whose rows lie side by side; then N is a multiple of 128.
     """
-    experts, k, n = b.shape
+    (experts, k, _), n = b.shape, out.shape[-1]
     fp8 = scale_a is not None
     if config == "best":
-        config = choose_config(a.numel() // k, experts, n, k, fp8)
+        config = choose_config(a.numel() // k, experts, n, k, fp8, swiglu)
     elif isinstance(config, str):
-        config = configs(fp8)[config]
+        config = configs(fp8, swiglu)[config]
+    if getattr(config, "swiglu", False) != swiglu or (out_scale is not None) != (swiglu and fp8):
+        raise ValueError(f"{config} does not fit: swiglu is {swiglu}, and fp8 with it needs out_scale.")
     if reason := rejection(config, experts, n, fp8):
         raise ValueError(reason)
 
@@ -255,20 +286,22 @@ def prepare(
         return (arrange_scales(scale_a), scale_b.mT.contiguous().mT) if fp8 else (None, None)
 
     source, name, constants = kernel(config, fp8)
-    names = ("a_map", "b_map", "ends", "c_map", *(("scale_a_map", "scale_b") if fp8 else ()))
+    names = ["a_map", "b_map", "ends", "" if out_scale is not None else "c_map"]
+    names += ["scale_a_map", "scale_b"] if fp8 else []
     run = cuda.prepare_launch(
         cuda.load_kernel(source, name, tuple(f"-D{name}={value}" for name, value in constants.items())),
         device.current().sms // config.cluster * config.cluster,
         config.threads,
-        bind_arguments(config, a, b, ends, out, *arrange(scale_a, scale_b), make_tensor_map),
+        bind_arguments(config, a, b, ends, out, *arrange(scale_a, scale_b), make_tensor_map, out_scale),
         smem_bytes(config, experts, fp8),
         cluster=config.cluster,
         early=config.pdl,
-        follows={**{name: place for place, name in enumerate(names)}, "c": 3},
+        follows={**{name: place for place, name in enumerate(names)}, "c": 3}
+        | ({"c_scales": 6} if out_scale is not None else {}),
     )
 
-    def call(a, b, ends, out, scale_a=None, scale_b=None) -> None:
-        run(a, b, ends, out, *arrange(scale_a, scale_b))
+    def call(a, b, ends, out, scale_a=None, scale_b=None, out_scale=None) -> None:
+        run(a, b, ends, out, *arrange(scale_a, scale_b), out_scale)
 
     return call
 

@@ -14,28 +14,41 @@
 // The epilogue transposes PART rows of C at a time into shared memory. TMA stores them if all belong to the group;
 // otherwise threads store those that do.
 //
+// With SWIGLU, B has gates in its rows before N and values in those from N on, and C is silu(gate) x value. A stage holds
+// 64 rows of gates and 64 of values for each consumer. A thread has both for the same element of C, in its two fragments.
+//
 // The macros, set with -D (SwappedConfig.constants in native.py):
 //   FP8        1: fp8 e4m3 with scales; 0: bf16
 //   TOKENS     rows of A in a tile
 //   CONSUMERS  warp groups that multiply, 1 or 2
 //   FRAGMENTS  wgmma per consumer and 32 bytes of K, with 64 output columns each: 1 or 2
 //   STAGES     stages of the ring
+//   SWIGLU     0; 1: C is silu(gate) x value; 2: the same, as fp8 with a scale per 1 x 128 in `c_scales`
 //   PARTS      parts in which a tile of C is stored
 //   GROUP_M    rows of tiles in a band of a group's raster (tile_coordinates)
 //   CLUSTER    CTAs, side by side in C, that load A together
 #include "schedule.cuh"
 #include "wgmma_narrow.cuh"
 
+typedef unsigned char u8;
+
 constexpr int BLOCK_K = FP8 ? 128 : 64;  // 128 bytes
 constexpr int ROWS = 64 * FRAGMENTS, BLOCK_W = ROWS * CONSUMERS, SUMS = TOKENS / 2;
+// Fragments that are left for the epilogue, and columns of C in a tile.
+constexpr int OUT_FRAGMENTS = SWIGLU ? 1 : FRAGMENTS, OUT_ROWS = 64 * OUT_FRAGMENTS, COLUMNS = OUT_ROWS * CONSUMERS;
+// Fragments that a consumer multiplies at a time in fp8, as its registers allow.
+constexpr int SCRATCH = FRAGMENTS == 2 && TOKENS <= 80 ? 2 : 1;
 constexpr u32 W_BYTES = BLOCK_W * 128, STAGE_BYTES = W_BYTES + TOKENS * 128, RING_BYTES = STAGES * STAGE_BYTES;
 // A box of scale_a begins at a multiple of four rows, so it holds up to three scales of the rows before.
 constexpr u32 SCALE_BYTES = FP8 ? 4 * (TOKENS + 4) : 0, SCALE_PITCH = (SCALE_BYTES + 127) / 128 * 128;
 constexpr int PART = TOKENS / PARTS;
 constexpr u32 BOX_BYTES = PART * 128, BUFFERS = PARTS > 1 ? 2 : 1;  // a box has PART rows and 64 columns of C
-constexpr u32 STAGED_BYTES = CONSUMERS * BUFFERS * FRAGMENTS * BOX_BYTES;
+// Fp8 is staged in rows of 128 bytes, and behind them the largest magnitude of a row: of each warp's part, and of all.
+constexpr u32 STAGED_BYTES = SWIGLU == 2 ? TOKENS * (128 + 64) : CONSUMERS * BUFFERS * OUT_FRAGMENTS * BOX_BYTES;
 constexpr int THREADS = 128 * (1 + CONSUMERS);
 static_assert(TOKENS % (8 * PARTS) == 0 && TOKENS % (8 * CLUSTER) == 0, "the swizzle repeats every eight rows");
+static_assert(!SWIGLU || FRAGMENTS == 2, "one fragment has gates, the other one values");
+static_assert(SWIGLU < 2 || FP8 && CONSUMERS == 2, "a block of scales has 128 columns");
 
 // The ring, the staged C, scales, barriers and the list of groups.
 extern __shared__ __align__(1024) char shared[];
@@ -53,20 +66,21 @@ __device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int 
     const int tiles_m = (group.end - group.begin + TOKENS - 1) / TOKENS;
     const Tile tile = place_in_group(id - group.first_tile, tiles_m, tiles_n, GROUP_M);
     const int row = group.begin + tile.m * TOKENS;
-    return {row,       (tile.n * CLUSTER + rank) * BLOCK_W, group.index,
+    return {row,       (tile.n * CLUSTER + rank) * COLUMNS, group.index,
             group.end, row - group.index * capacity,        capacity ? group.index : 0};
 }
 
 // The producer's thread fills the ring for one tile.
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& scale_a_map,
                                         const Memory& memory, Ring<STAGES>& state, const GroupTile& tile, int steps,
-                                        int rank) {
+                                        int N, int rank) {
     for (int step = 0; step < steps; ++step, state.advance()) {
         // On a new barrier a wait for the other phase returns at once: all stages start empty.
         mbarrier_wait(memory.empty + 8 * state.stage, state.phase ^ 1);
         const u32 b = memory.ring + state.stage * STAGE_BYTES, a = b + W_BYTES, ready = memory.full + 8 * state.stage;
         mbarrier_arrive_expect_tx(ready, STAGE_BYTES + SCALE_BYTES);
         tma_load_3d(b, b_map, step * BLOCK_K, tile.column, tile.expert, ready);
+        if constexpr (SWIGLU) tma_load_3d(b + W_BYTES / 2, b_map, step * BLOCK_K, N + tile.column, tile.expert, ready);
         const int part = rank * (TOKENS / CLUSTER);  // the rows of A that this CTA loads
         if constexpr (CLUSTER == 1) tma_load_2d(a, a_map, step * BLOCK_K, tile.row, ready);
         else tma_load_2d_multicast(a + part * 128, a_map, step * BLOCK_K, tile.row + part, ready, (1 << CLUSTER) - 1);
@@ -84,18 +98,29 @@ __device__ __forceinline__ void release(const Memory& memory, u32 stage) {
     } else if (lane < CLUSTER) mbarrier_arrive_cluster(memory.empty + 8 * stage, lane);
 }
 
-// Start the products of one stage into `sums`. They are still running when this returns.
-__device__ __forceinline__ void multiply(float (&sums)[FRAGMENTS][SUMS], u32 b, u32 a, bool accumulate) {
-    const u64 b_tile = wgmma_descriptor(b), a_tile = wgmma_descriptor(a);
+// Return where the 64 rows of a consumer's fragment begin in a stage, in bytes.
+__device__ __forceinline__ u32 fragment_offset(u32 consumer, int f) {
+    return (SWIGLU ? f * CONSUMERS + consumer : consumer * FRAGMENTS + f) * 64 * 128;
+}
+
+// Start the products of one stage for all fragments in bf16, or for one in fp8. They are still running on return.
+__device__ __forceinline__ void multiply_bf16(float (&acc)[FRAGMENTS][SUMS], u32 b, u32 a, u32 consumer,
+                                              bool accumulate) {
+    const u64 a_tile = wgmma_descriptor(a);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
 #pragma unroll
-        for (int f = 0; f < FRAGMENTS; ++f) {
-            const u64 fragment = b_tile + f * 64 * 128 / 16 + 2 * k;
-            if constexpr (FP8) wgmma_any_e4m3<TOKENS>(sums[f], fragment, a_tile + 2 * k, accumulate || k > 0);
-            else wgmma_m64k16<TOKENS>(sums[f], fragment, a_tile + 2 * k, accumulate || k > 0);
-        }
+        for (int f = 0; f < FRAGMENTS; ++f)
+            wgmma_m64k16<TOKENS>(acc[f], wgmma_descriptor(b + fragment_offset(consumer, f)) + 2 * k, a_tile + 2 * k,
+                                 accumulate || k > 0);
+    wgmma_commit();
+}
+__device__ __forceinline__ void multiply_fp8(float (&sums)[SUMS], u32 b, u32 a) {
+    const u64 b_tile = wgmma_descriptor(b), a_tile = wgmma_descriptor(a);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma_any_e4m3<TOKENS>(sums, b_tile + 2 * k, a_tile + 2 * k, k > 0);
     wgmma_commit();
 }
 
@@ -110,10 +135,11 @@ __device__ __forceinline__ void consume_fp8(float (&acc)[FRAGMENTS][SUMS], const
                                             const float* scale_b, const GroupTile& tile, int steps, int N) {
     const u32 consumer = threadIdx.x / 128 - 1;
     const float* source[FRAGMENTS];  // of scale_b
-    float next_scale[FRAGMENTS], sums[FRAGMENTS][SUMS];
+    float next_scale[FRAGMENTS], sums[SCRATCH][SUMS];
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; ++f) {
-        source[f] = scale_b + min(tile.column + static_cast<int>(consumer) * ROWS + f * 64, N - 1) / 128 * steps;
+        const int column = tile.column + consumer * OUT_ROWS + (SWIGLU ? f * N : f * 64);
+        source[f] = scale_b + min(column, (SWIGLU ? 2 : 1) * N - 1) / 128 * steps;
         next_scale[f] = __ldg(source[f]);  // one step ahead, because L2 takes long
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) acc[f][i] = 0;
@@ -121,7 +147,8 @@ __device__ __forceinline__ void consume_fp8(float (&acc)[FRAGMENTS][SUMS], const
     for (int step = 0; step < steps; ++step, state.advance()) {
         mbarrier_wait(memory.full + 8 * state.stage, state.phase);
         const u32 b = memory.ring + state.stage * STAGE_BYTES;
-        multiply(sums, b + consumer * ROWS * 128, b + W_BYTES, false);
+#pragma unroll
+        for (int f = 0; f < SCRATCH; ++f) multiply_fp8(sums[f], b + fragment_offset(consumer, f), b + W_BYTES);
         float scale[FRAGMENTS], scale_a[SUMS / 2];  // two columns of every eight
         const u32 scales = memory.scales + state.stage * SCALE_PITCH + 4 * (tile.scale_row % 4 + threadIdx.x % 4 * 2);
 #pragma unroll
@@ -131,14 +158,18 @@ __device__ __forceinline__ void consume_fp8(float (&acc)[FRAGMENTS][SUMS], const
             scale[f] = next_scale[f];
             next_scale[f] = __ldg(source[f] + min(step + 1, steps - 1));
         }
-        wgmma_wait<0>();
 #pragma unroll
-        for (int f = 0; f < FRAGMENTS; ++f) warpgroup_fence_operand(sums[f]);
-        release(memory, state.stage);  // one lane speaks for its warp: all have read their scales before wgmma_wait
+        for (int f = 0; f < FRAGMENTS; ++f) {
+            if (SCRATCH == 1 && f > 0) multiply_fp8(sums[0], b + fragment_offset(consumer, f), b + W_BYTES);
+            if (f + 1 < SCRATCH) wgmma_wait<1>();
+            else wgmma_wait<0>();
+            float (&sum)[SUMS] = sums[f % SCRATCH];
+            warpgroup_fence_operand(sum);
+            // One lane speaks for its warp: all have read their scales before they wait for the products.
+            if (f == FRAGMENTS - 1) release(memory, state.stage);
 #pragma unroll
-        for (int f = 0; f < FRAGMENTS; ++f)
-#pragma unroll
-            for (int i = 0; i < SUMS; ++i) acc[f][i] += sums[f][i] * (scale_a[i / 4 * 2 + i % 2] * scale[f]);
+            for (int i = 0; i < SUMS; ++i) acc[f][i] += sum[i] * (scale_a[i / 4 * 2 + i % 2] * scale[f]);
+        }
     }
 }
 
@@ -150,7 +181,7 @@ __device__ __forceinline__ void consume_bf16(float (&acc)[FRAGMENTS][SUMS], cons
     for (int step = 0; step < steps; ++step, state.advance()) {
         mbarrier_wait(memory.full + 8 * state.stage, state.phase);
         const u32 b = memory.ring + state.stage * STAGE_BYTES;
-        multiply(acc, b + consumer * ROWS * 128, b + W_BYTES, step > 0);
+        multiply_bf16(acc, b, b + W_BYTES, consumer, step > 0);
         wgmma_wait<1>();
         if (step > 0) release(memory, previous_stage);
         previous_stage = state.stage;
@@ -161,12 +192,61 @@ __device__ __forceinline__ void consume_bf16(float (&acc)[FRAGMENTS][SUMS], cons
     release(memory, previous_stage);
 }
 
+// Put silu(gate) x value into the first fragment.
+__device__ __forceinline__ void apply_swiglu(float (&acc)[FRAGMENTS][SUMS]) {
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) acc[0][i] = acc[0][i] / (1.0f + __expf(-acc[0][i])) * acc[FRAGMENTS - 1][i];
+}
+
+// Store a tile as fp8. Its 128 columns are one block of scales, so the consumers look for the largest magnitude of a row
+// together. Each thread has two columns' elements of two rows out of eight (drawing in wgmma.cuh).
+constexpr u32 CONSUMERS_BARRIER = 8;
+__device__ __forceinline__ void store_fp8(const float (&v)[SUMS], u8* c, float* c_scales, int pitch, u32 staged,
+                                          const GroupTile& tile, int N) {
+    const int thread = threadIdx.x - 128, warp = thread / 32, lane = thread % 32;
+    u8* rows = reinterpret_cast<u8*>(shared) + (staged - shared_address(shared));
+    float* of_warps = reinterpret_cast<float*>(rows + TOKENS * 128);
+    float* of_rows = of_warps + 8 * TOKENS;
+#pragma unroll
+    for (int j = 0; j < SUMS / 2; ++j) {
+        const int i = j / 2 * 4 + j % 2, row = j / 2 * 8 + lane % 4 * 2 + j % 2;
+        float largest = fmaxf(fabsf(v[i]), fabsf(v[i + 2]));
+#pragma unroll
+        for (int distance = 4; distance < 32; distance *= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+        if (lane < 4) of_warps[warp * TOKENS + row] = largest;
+    }
+    named_barrier_sync(CONSUMERS_BARRIER, 256);
+    if (thread < TOKENS) {
+        float largest = 1e-30f;
+        for (int w = 0; w < 8; ++w) largest = fmaxf(largest, of_warps[w * TOKENS + thread]);
+        of_rows[thread] = largest / 448.0f;
+        if (tile.row + thread < tile.end)
+            c_scales[static_cast<u64>(tile.column / 128) * pitch + tile.row + thread] = largest / 448.0f;
+    }
+    named_barrier_sync(CONSUMERS_BARRIER, 256);
+#pragma unroll
+    for (int j = 0; j < SUMS / 2; ++j) {
+        const int i = j / 2 * 4 + j % 2, row = j / 2 * 8 + lane % 4 * 2 + j % 2, column = warp * 16 + lane / 4;
+        const float scale = of_rows[row];
+        unsigned short codes;
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(v[i + 2] / scale), "f"(v[i] / scale));
+        rows[swizzle_offset(row * 128 + column, 128)] = codes & 0xFF;
+        rows[swizzle_offset(row * 128 + column + 8, 128)] = codes >> 8;
+    }
+    named_barrier_sync(CONSUMERS_BARRIER, 256);
+#pragma unroll 1
+    for (int i = thread; i < min(tile.end - tile.row, TOKENS) * 8; i += 256)  // in units of 16 columns
+        *reinterpret_cast<uint4*>(c + static_cast<u64>(tile.row + i / 8) * N + tile.column + i % 8 * 16) =
+            *reinterpret_cast<const uint4*>(rows + swizzle_offset(i * 16, 128));
+}
+
 // Stage PART rows of C from `first` of the tile on, in boxes of 64 columns. A row of a matrix of stmatrix is a column of
 // the accumulator (drawing in ch10/wgmma_gemm): lane l passes row l % 8 + 8 (l / 16), unit 2 warp + l / 8 % 2.
 __device__ __forceinline__ void stage_part(const float (&acc)[FRAGMENTS][SUMS], u32 staged, int first) {
     const u32 lane = threadIdx.x % 32, unit = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
 #pragma unroll
-    for (int f = 0; f < FRAGMENTS; ++f)
+    for (int f = 0; f < OUT_FRAGMENTS; ++f)
 #pragma unroll
         for (int j = 0; j < PART; j += 16) {
             const float* d = acc[f] + (first + j) / 2;
@@ -189,7 +269,7 @@ __device__ __forceinline__ void store_tile(const float (&acc)[FRAGMENTS][SUMS], 
     for (int part = 0; part < PARTS; ++part) {
         const int row = tile.row + part * PART;
         if (row >= tile.end) break;
-        const u32 buffer = staged + stored++ % BUFFERS * FRAGMENTS * BOX_BYTES;
+        const u32 buffer = staged + stored++ % BUFFERS * OUT_FRAGMENTS * BOX_BYTES;
         if (thread == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read what was in the buffer
         named_barrier_sync(barrier, 128);
         stage_part(acc, buffer, part * PART);
@@ -197,12 +277,14 @@ __device__ __forceinline__ void store_tile(const float (&acc)[FRAGMENTS][SUMS], 
         named_barrier_sync(barrier, 128);
         if (row + PART <= tile.end) {
             if (thread == 0)
-                for (int f = 0; f < FRAGMENTS; ++f) tma_store_2d(c_map, buffer + f * BOX_BYTES, column + f * 64, row);
+                for (int f = 0; f < OUT_FRAGMENTS; ++f)
+                    tma_store_2d(c_map, buffer + f * BOX_BYTES, column + f * 64, row);
         } else {
             const char* source = shared + (buffer - shared_address(shared));
 #pragma unroll 1
-            for (int i = thread; i < (tile.end - row) * FRAGMENTS * 8; i += 128) {  // in units of eight columns
-                const int f = i / 8 % FRAGMENTS, line = i / (8 * FRAGMENTS), own_column = column + f * 64 + i % 8 * 8;
+            for (int i = thread; i < (tile.end - row) * OUT_FRAGMENTS * 8; i += 128) {  // in units of eight columns
+                const int f = i / 8 % OUT_FRAGMENTS, line = i / (8 * OUT_FRAGMENTS),
+                          own_column = column + f * 64 + i % 8 * 8;
                 if (own_column < N)
                     *reinterpret_cast<uint4*>(c + static_cast<u64>(row + line) * N + own_column) =
                         *reinterpret_cast<const uint4*>(source + f * BOX_BYTES +
@@ -213,12 +295,13 @@ __device__ __forceinline__ void store_tile(const float (&acc)[FRAGMENTS][SUMS], 
     }
 }
 
-// The arguments are those of grouped_fp8. In bf16, scale_a_map and scale_b are not read.
+// The arguments are those of grouped_fp8. In bf16, scale_a_map and scale_b are not read. `c` is fp8
+// if there are `c_scales`, whose columns are `pitch` elements apart. N counts the columns of C.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     grouped_swapped(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
                     const __grid_constant__ TensorMap scale_a_map, const __grid_constant__ TensorMap c_map,
                     unsigned short* c, const float* scale_b, const int* ends, int experts, int capacity, int rows,
-                    int N, int K) {
+                    int N, int K, float* c_scales, int pitch) {
     const u32 ring = shared_address(shared), scales = ring + RING_BYTES + STAGED_BYTES;
     const u32 full = scales + STAGES * SCALE_PITCH;
     const Memory memory = {ring, ring + RING_BYTES, scales, full, full + 8 * STAGES};
@@ -226,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     // The shuffle shows the compiler that all lanes have the same value, so it keeps addresses in uniform registers.
     const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
     const int rank = CLUSTER > 1 ? cluster_rank() : 0, steps = (K + BLOCK_K - 1) / BLOCK_K;
-    const int tiles_n = (N + BLOCK_W * CLUSTER - 1) / (BLOCK_W * CLUSTER);
+    const int tiles_n = (N + COLUMNS * CLUSTER - 1) / (COLUMNS * CLUSTER);
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             mbarrier_init(memory.full + 8 * s, 1);
@@ -251,12 +334,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x == 0)
             for (int id = begin; walk.find(id); id += stride)
                 produce(a_map, b_map, scale_a_map, memory, state, place_tile(*walk.group, id, tiles_n, rank, capacity),
-                        steps, rank);
+                        steps, N, rank);
         __syncwarp();
     } else {
         warpgroup_reg_alloc<consumer_registers(CONSUMERS, 1)>();
-        const u32 consumer = warpgroup - 1, staged = memory.staged + consumer * BUFFERS * FRAGMENTS * BOX_BYTES;
-        const u64 scales_per_expert = static_cast<u64>((N + 127) / 128) * steps;
+        const u32 consumer = warpgroup - 1, staged = memory.staged + consumer * BUFFERS * OUT_FRAGMENTS * BOX_BYTES;
+        const u64 scales_per_expert = static_cast<u64>(((SWIGLU ? 2 : 1) * N + 127) / 128) * steps;
         u32 stored = 0;
         float acc[FRAGMENTS][SUMS];
         for (int id = begin; walk.find(id); id += stride) {
@@ -264,7 +347,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if constexpr (FP8)
                 consume_fp8(acc, memory, state, scale_b + tile.expert * scales_per_expert, tile, steps, N);
             else consume_bf16(acc, memory, state, steps);
-            store_tile(acc, c_map, c, staged, stored, tile, tile.column + consumer * ROWS, N, warpgroup);
+            if constexpr (SWIGLU) apply_swiglu(acc);
+            if constexpr (SWIGLU == 2)
+                store_fp8(acc[0], reinterpret_cast<u8*>(c), c_scales, pitch, memory.staged, tile, N);
+            else store_tile(acc, c_map, c, staged, stored, tile, tile.column + consumer * OUT_ROWS, N, warpgroup);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
     }

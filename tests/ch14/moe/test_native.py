@@ -54,12 +54,24 @@ def run(config, sizes, n, k, seeds, capacity=0, fp8=True, change=("", "")):
     for matrix, begin, size in zip(right, begins, sizes):
         wanted[begin : begin + size] = left[begin : begin + size] @ matrix
         is_stored[begin : begin + size] = True
-    out, touched = check.make_poisoned((rows, n), torch.bfloat16, "cpu")
-    given, c = (a.view(len(sizes), capacity, k), out.view(len(sizes), capacity, n)) if capacity else (a, out)
     if fp8 and capacity:
         scale_a = native.arrange_scales(scale_a.view(len(sizes), capacity, -1))
-    arguments = native.bind_arguments(config, given, b, ends, c, scale_a, scale_b, cuda_magic.make_tensor_map)
-    arguments["scale_b"] = torch.zeros(1) if scale_b is None else scale_b
+    swiglu = getattr(config, "swiglu", False)
+    n //= 1 + swiglu
+    out_scale = None
+    if swiglu:
+        gate, value = wanted.chunk(2, 1)
+        wanted = torch.nn.functional.silu(gate) * value
+        if fp8:
+            out_scale = torch.empty(n // 128, rows + 1).T[:rows]
+    out, touched = check.make_poisoned(
+        (rows, n), torch.float8_e4m3fn if swiglu and fp8 else torch.bfloat16, "cpu"
+    )
+    given, c = (a.view(len(sizes), capacity, k), out.view(len(sizes), capacity, n)) if capacity else (a, out)
+    arguments = native.bind_arguments(
+        config, given, b, ends, c, scale_a, scale_b, cuda_magic.make_tensor_map, out_scale
+    )
+    arguments = {name: torch.zeros(1) if value is None else value for name, value in arguments.items()}
     launch = emulator.prepare(
         find_kernel(config, fp8, change),
         3 if config.cluster == 1 else 2 * config.cluster,
@@ -70,10 +82,13 @@ def run(config, sizes, n, k, seeds, capacity=0, fp8=True, change=("", "")):
     )
     error = 0
     for seed in seeds:
-        out.fill_(float("nan"))
+        poison = out.view(torch.uint8).fill_(0xFF)[~is_stored].clone()  # NaN in both formats
         launch(seed)
-        assert touched() == "" and out[~is_stored].isnan().all()
-        error = max(error, check.relative_error(out[is_stored], wanted[is_stored]))
+        assert touched() == "" and torch.equal(out.view(torch.uint8)[~is_stored], poison)
+        found = out
+        if out_scale is not None:
+            found = out.float() * out_scale.repeat_interleave(128, 1)
+        error = max(error, check.relative_error(found[is_stored], wanted[is_stored]))
     return error
 
 
@@ -106,3 +121,13 @@ def test_groups_of_any_size(config, sizes, n, k, capacity):
 )
 def test_swapped_operands(config, sizes, n, k, capacity, fp8):
     assert run(config, sizes, n, k, (0, 3), capacity, fp8) < 2**-7
+
+
+@cases(
+    "config, sizes, n, k, fp8",
+    (SwappedConfig(16, 2, 2, 3, swiglu=True), RAGGED, 256, 256, True),
+    (SwappedConfig(96, 2, 2, 3, cluster=2, swiglu=True), RAGGED, 512, 128, True),
+    (SwappedConfig(32, 1, 2, 3, 2, swiglu=True), RAGGED, 272, 128, False),
+)
+def test_swiglu(config, sizes, n, k, fp8):
+    assert run(config, sizes, n, k, (0, 3), fp8=fp8) < (0.06 if fp8 else 2**-7)
