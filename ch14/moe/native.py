@@ -117,7 +117,10 @@ def configs(fp8: bool = True, swiglu: bool = False) -> dict[str, Config]:
     """Return configurations by name, all of them worth a try. Those of fp8.cu's tiles suit experts with many rows."""
     found: list[Config]
     if swiglu:
-        tiles = [(128, 2), (128, 1), (64, 1), (96, 1), (32, 1), (16, 1), (8, 1), (96, 2), (64, 2)]
+        large = (
+            [(112, 2), (112, 1)] if fp8 else [(128, 2), (128, 1)]
+        )  # as many as the registers have room for
+        tiles = [*large, (64, 1), (96, 1), (32, 1), (16, 1), (8, 1), (96, 2), (64, 2)]
         found = [swap(tokens, fp8, 2, 2, cluster, True) for tokens, cluster in tiles]
     elif fp8:
         found = [
@@ -179,21 +182,24 @@ def rejection(config: Config, experts: int, n: int, fp8: bool = True) -> str:
 
 
 def choose_config(
-    tokens: int, experts: int, n: int, k: int, fp8: bool = True, swiglu: bool = False
+    tokens: int, experts: int, n: int, k: int, fp8: bool = True, swiglu: bool = False, masked: bool = False
 ) -> Config:
-    """Return a configuration for so many rows in so many groups of sizes that the host does not know."""
-    rows = tokens / max(experts, 1)
+    """Return a configuration for so many rows in so many groups of sizes that the host does not know.
+
+    In a masked product most rows are taken not to count: it is for decoding.
+    """
+    rows = min(tokens / max(experts, 1), 64 if masked else math.inf)
     cluster = 2 if n % 256 == 0 else 1
-    if swiglu:
-        tokens = next((tile for tile in (8, 16, 32, 64) if rows <= tile), 128)
-        return swap(tokens, fp8, 2, 2, cluster if tokens == 128 else 1, True)
-    if fp8 and rows > 64:
-        return fill_ring(2, 2, 128, epilogue_warps=3, cluster=cluster)
     tile = next((tile for tile in (8, 16, 32, 64) if rows <= tile), 0)
+    if swiglu:
+        large = 96 if fp8 else 128
+        return swap(tile or large, fp8, 2, 2, 1 if tile else cluster, True)
     if tile:
         return swap(tile, fp8)
-    if rows <= 160 and n % 512 == 0:
-        return swap(128, fp8, 2, 2, 2)
+    if fp8:
+        return fill_ring(2, 2, 128, epilogue_warps=3, cluster=cluster)
+    if rows <= 160:
+        return swap(128, fp8, 2, 2, 2 if n % 512 == 0 else 1)
     return swap(256, fp8, 2, 1, cluster)
 
 
@@ -274,7 +280,7 @@ def prepare(
     (experts, k, _), n = b.shape, out.shape[-1]
     fp8 = scale_a is not None
     if config == "best":
-        config = choose_config(a.numel() // k, experts, n, k, fp8, swiglu)
+        config = choose_config(a.numel() // k, experts, n, k, fp8, swiglu, a.ndim == 3)
     elif isinstance(config, str):
         config = configs(fp8, swiglu)[config]
     if getattr(config, "swiglu", False) != swiglu or (out_scale is not None) != (swiglu and fp8):
