@@ -117,10 +117,9 @@ def configs(fp8: bool = True, swiglu: bool = False) -> dict[str, Config]:
     """Return configurations by name, all of them worth a try. Those of fp8.cu's tiles suit experts with many rows."""
     found: list[Config]
     if swiglu:
-        large = (
-            [(112, 2), (112, 1)] if fp8 else [(128, 2), (128, 1)]
-        )  # as many as the registers have room for
-        tiles = [*large, (64, 1), (96, 1), (32, 1), (16, 1), (8, 1), (96, 2), (64, 2)]
+        tiles = [(96, 2), (96, 1), (64, 1), (32, 1), (16, 1), (8, 1), (64, 2), (80, 1)]
+        if not fp8:  # in fp8 the registers have no room for 128
+            tiles = [(128, 2), (128, 1), *tiles]
         found = [swap(tokens, fp8, 2, 2, cluster, True) for tokens, cluster in tiles]
     elif fp8:
         found = [

@@ -120,7 +120,8 @@ __device__ __forceinline__ void multiply_fp8(float (&sums)[SUMS], u32 b, u32 a) 
     const u64 b_tile = wgmma_descriptor(b), a_tile = wgmma_descriptor(a);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma_any_e4m3<TOKENS>(sums, b_tile + 2 * k, a_tile + 2 * k, k > 0);
+    for (int k = 0; k < 4; ++k)
+        if constexpr (FP8) wgmma_any_e4m3<TOKENS>(sums, b_tile + 2 * k, a_tile + 2 * k, k > 0);
     wgmma_commit();
 }
 

@@ -2,10 +2,12 @@
 
 import functools
 import itertools
+import re
 
 import pytest
 import torch
 from cases import cases
+from planted import rarely
 
 from ch14 import fp8_gemm
 from ch14.fp8_gemm import Fp8Config
@@ -15,6 +17,7 @@ from ch14.moe.native import SwappedConfig
 from tilelab import emulator
 from tilelab.cells import cuda_magic
 from tilelab.measure import check
+from tilelab.runtime import build
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not emulator.is_available(), reason="needs g++")]
 
@@ -131,3 +134,49 @@ def test_swapped_operands(config, sizes, n, k, capacity, fp8):
 )
 def test_swiglu(config, sizes, n, k, fp8):
     assert run(config, sizes, n, k, (0, 3), fp8=fp8) < (0.06 if fp8 else 2**-7)
+
+
+@cases(
+    "config, fp8, change",
+    (SwappedConfig(16, 1, 1, 3), True, ("tile.scale_row % 4 +", "")),
+    rarely(SwappedConfig(16, 1, 1, 3), False, ("if (step > 0) release(memory, previous_stage);", "")),
+    rarely(SwappedConfig(16, 1, 1, 3), False, ("row + PART <= tile.end", "true")),
+    rarely(SwappedConfig(16, 1, 1, 3), False, ("        fence_proxy_async();\n", "")),
+    (Fp8Config(1, 2, 3, 64), True, ("own_row >= tile.begin && ", "")),
+    rarely(Fp8Config(1, 2, 3, 64), True, ("if (thread == 0) bulk_commit();", "")),
+    rarely(Fp8Config(2, 2, 3, 64), True, ("else pass_over(memory, state, steps);", "")),
+)
+def test_a_planted_fault_is_found(config, fp8, change):
+    def is_found(seed):
+        try:
+            return not run(config, RAGGED, 128, 256, [seed], fp8=fp8, change=change) < 2**-7
+        except (emulator.EmulationError, AssertionError):
+            return True
+
+    assert any(is_found(seed) for seed in (0, 1, 3))
+
+
+def test_the_sass_has_no_spills_and_no_serialised_products():
+    tiles = [(Fp8Config(num_stages=4, epilogue_warps=3, cluster=2), True), (native.swap(16, True), True)]
+    tiles += [(native.swap(96, True, 2, 2, 2, True), True), (native.swap(256, False, cluster=2), False)]
+    for report, (_, fp8) in zip(
+        build.disassemble(native.job(config, fp8=fp8) for config, fp8 in tiles), tiles
+    ):
+        assert report.launchable and not report.spills, report.reason
+        product = "QGMMA" if fp8 else "HGMMA"
+        assert report.sass.count("UTMALDG.3D") and report.sass.count(product) % 4 == 0
+        for after in re.findall(rf"{product}(.*?){product}", report.sass, re.S):
+            assert after.count("DEPBAR") <= 1
+
+
+@pytest.mark.parametrize(
+    "config, sentence",
+    [
+        (SwappedConfig(256, num_stages=8), "of shared memory"),
+        (SwappedConfig(64, cluster=2), "a cluster of 2 needs a multiple of 256"),
+        (Fp8Config(splits=2), "has splits"),
+    ],
+)
+def test_what_cannot_run_is_refused(config, sentence):
+    assert sentence in native.rejection(config, 8, 384)
+    assert not native.rejection(native.choose_config(4096, 8, 384, 512), 8, 384)
