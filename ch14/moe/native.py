@@ -103,7 +103,8 @@ def swap(
     tokens: int, fp8: bool, consumers: int = 2, fragments: int = 1, cluster: int = 1, swiglu: bool = False
 ) -> SwappedConfig:
     """Return a configuration of swapped.cu whose ring leaves room for a list of 256 groups."""
-    parts = max(1, tokens // 32) if tokens % 32 == 0 else 1
+    at_once = 16 if fragments == 2 and not swiglu else 32  # rows of C that are staged
+    parts = max(1, tokens // at_once) if tokens % at_once == 0 else 1
     for stages in range(16, 1, -1):
         config = SwappedConfig(tokens, consumers, fragments, stages, parts, cluster, swiglu=swiglu)
         if config.smem_bytes(fp8) + GROUP_BYTES * 257 <= SMEM_BYTES:
