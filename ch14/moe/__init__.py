@@ -65,7 +65,7 @@ def _check_operands(a, b, ends, scale_a, scale_b, kind: str) -> tuple[str, bool]
     """Return the name of the dtype, and whether K is contiguous in b; raise ValueError for what no kernel can read."""
     masked = kind == "masked"
     op, name = ("masked_grouped_gemm", "counts") if masked else ("grouped_gemm", "offsets")
-    require_tensor("a", a, op, dtype=tuple(DTYPES), ndim=2 + masked, not_empty=True)
+    require_tensor("a", a, op, dtype=tuple(DTYPES), ndim=2 + masked)
     require_tensor("b", b, op, dtype=a.dtype, ndim=3, on=a.device, not_empty=True)
     groups, inner, n = b.shape
     k = a.shape[-1]
@@ -78,7 +78,8 @@ def _check_operands(a, b, ends, scale_a, scale_b, kind: str) -> tuple[str, bool]
     require_tensor(name, ends, op, dtype=torch.int32, shape=(groups,), on=a.device, contiguous=True)
     if masked:
         require_tensor("a", a, op, contiguous=True)
-    require_rows("a", a.flatten(0, -2))
+    if a.numel():
+        require_rows("a", a.flatten(0, -2))
     k_major = b.stride(1) == 1 and (b.stride(2) >= k or n == 1)
     for matrix in (b.mT if k_major else b)[:1]:
         require_rows("b", matrix)
@@ -100,12 +101,6 @@ def _check_operands(a, b, ends, scale_a, scale_b, kind: str) -> tuple[str, bool]
     for label, scale, shape in zip(("scale_a", "scale_b"), (scale_a, scale_b), shapes):
         require_tensor(label, scale, op, dtype=torch.float32, shape=shape, on=a.device)
     return "fp8", k_major
-
-
-def _suits_native(b, scale_b, kind: str, k_major: bool) -> bool:
-    """Return whether the kernels in CUDA C++ can multiply here."""
-    has_columns = scale_b is None or scale_b.mT.is_contiguous()
-    return kind != "swiglu" and k_major and has_columns and device.current().has_wgmma
 
 
 def _choose(config, rows: float, n: int, dtype: str, kind: str, target: str) -> GroupedConfig:
@@ -135,21 +130,24 @@ def _plan(a, b, ends, scale_a, scale_b, out_scale, out, config, kind: str) -> Pl
         require_disjoint({"out": out}, {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b})
     else:
         out = torch.empty(shape, dtype=out_dtype, device=a.device)
+    if not out.numel():
+        return Plan(lambda *tensors: None, shape, out_dtype, a.device, None)
     here = device.current()
     # Without a GPU the interpreter stands in for one of sm_90a with eight SMs, so that tiles and waves still occur.
     target, sms = (here.target, here.sms) if here.target and here.has_tma else ("sm_90a", 8)
     rows = out.numel() / n / groups
-    if config == "best" and _suits_native(b, scale_b, kind, k_major):
+    is_hopper = k_major and here.has_wgmma
+    if config == "best" and is_hopper:
         fp8 = dtype == "fp8"
-        config = native.choose_config(a.numel() // k, groups, n, k, fp8)
+        config = native.choose_config(a.numel() // k, groups, n, k, fp8, swiglu, kind == "masked")
         config = "best" if native.rejection(config, groups, n, fp8) else config
     if isinstance(config, native.Config):
-        if not _suits_native(b, scale_b, kind, k_major):
+        if not is_hopper:
             raise device.Unsupported(f"the configuration {config} needs WGMMA, and K contiguous in b.")
-        call = native.prepare(a, b, ends, out, scale_a, scale_b, config=config)
+        call = native.prepare(a, b, ends, out, scale_a, scale_b, config, swiglu, out_scale)
 
         def launch_native(a, b, ends, scale_a, scale_b, out_scale, out):
-            call(a, b, ends, out, scale_a, scale_b)
+            call(a, b, ends, out, scale_a, scale_b, out_scale)
 
         return Plan(launch_native, shape, out_dtype, a.device, config, chosen="by the extents")
     config = _choose(config, rows, n, dtype, kind, target)
