@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 consume(acc, memory, state, scale_b + tile.expert * scales_per_expert,
                         {tile.row, tile.column, 0, steps}, steps, N, warp);
             else pass_over(memory, state, steps);
-            // What a consumer without rows hands over is not stored.
+            // A consumer without rows hands old sums over, which are not stored.
             if constexpr (EPILOGUE_WARPS) hand_over(acc, memory, 4 * consumer + warp % 4, slot_phase);
             else if (row < tile.end) store_rows(acc, c_map, c, staged, stored, tile, row, N, warpgroup);
         }

@@ -115,7 +115,7 @@ def swap(
 
 
 def configs(fp8: bool = True, swiglu: bool = False) -> dict[str, Config]:
-    """Return configurations by name, all of them worth a try. Those of fp8.cu's tiles suit experts with many rows."""
+    """Return configurations to try, by name. Those with the tiles of fp8.cu suit experts with many rows."""
     found: list[Config]
     if swiglu:
         tiles = [(96, 2), (96, 1), (64, 1), (32, 1), (16, 1), (8, 1), (64, 2), (80, 1)]
@@ -288,7 +288,7 @@ def prepare(
     if reason := rejection(config, experts, n, fp8):
         raise ValueError(reason)
 
-    def arrange(scale_a, scale_b):
+    def arrange(scale_a, scale_b) -> tuple[Any, Any]:
         return (arrange_scales(scale_a), scale_b.mT.contiguous().mT) if fp8 else (None, None)
 
     source, name, constants = kernel(config, fp8)
