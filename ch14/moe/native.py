@@ -124,20 +124,19 @@ def configs(fp8: bool = True, swiglu: bool = False) -> dict[str, Config]:
         found = [swap(tokens, fp8, 2, 2, cluster, True) for tokens, cluster in tiles]
     elif fp8:
         found = [
+            *(fill_ring(2, 2, 128, cluster=cluster) for cluster in (1, 2)),
+            *(fill_ring(3, 1, 128, cluster=cluster) for cluster in (1, 2)),
             fill_ring(2, 2, 128, epilogue_warps=3, cluster=2),
-            fill_ring(2, 2, 128, epilogue_warps=3),
-            fill_ring(2, 2, 128, cluster=2),
-            fill_ring(3, 1, 128, cluster=2),
-            fill_ring(2, 2, 96, epilogue_warps=3),
+            fill_ring(2, 2, 96),
             fill_ring(1, 2, 128),
             *(swap(tokens, fp8) for tokens in (8, 16, 32, 64, 128)),
             swap(16, fp8, 1),
-            fill_ring(3, 1, 128),
-            fill_ring(2, 2, 128),
-            fill_ring(2, 1, 160, cluster=2),
-            fill_ring(2, 2, 128, epilogue_warps=3, cluster=2, group_m=16),
             fill_ring(2, 2, 112, cluster=2),
-            fill_ring(2, 2, 64, epilogue_warps=3, cluster=2),
+            fill_ring(2, 1, 160, cluster=2),
+            fill_ring(3, 1, 96),
+            fill_ring(2, 2, 128, epilogue_warps=3),
+            fill_ring(2, 2, 128, group_m=16),
+            fill_ring(2, 2, 64, cluster=2),
             fill_ring(1, 2, 128, cluster=2),
             *(swap(tokens, fp8) for tokens in (48, 96)),
             *(swap(tokens, fp8, 1) for tokens in (8, 32, 64)),
@@ -197,7 +196,7 @@ def choose_config(
     if tile:
         return swap(tile, fp8)
     if fp8:
-        return fill_ring(2, 2, 128, epilogue_warps=3, cluster=cluster)
+        return fill_ring(2, 2, 128)
     if rows <= 160:
         return swap(128, fp8, 2, 2, 2 if n % 512 == 0 else 1)
     return swap(256, fp8, 2, 1, cluster)
