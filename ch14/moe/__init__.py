@@ -136,11 +136,12 @@ def _plan(a, b, ends, scale_a, scale_b, out_scale, out, config, kind: str) -> Pl
     # Without a GPU the interpreter stands in for one of sm_90a with eight SMs, so that tiles and waves still occur.
     target, sms = (here.target, here.sms) if here.target and here.has_tma else ("sm_90a", 8)
     rows = out.numel() / n / groups
-    is_hopper = k_major and here.has_wgmma
+    fp8, is_hopper = dtype == "fp8", k_major and here.has_wgmma
     if config == "best" and is_hopper:
-        fp8 = dtype == "fp8"
         config = native.choose_config(a.numel() // k, groups, n, k, fp8, swiglu, kind == "masked")
         config = "best" if native.rejection(config, groups, n, fp8) else config
+    elif isinstance(config, str):
+        config = native.configs(fp8, swiglu).get(config, config)
     if isinstance(config, native.Config):
         if not is_hopper:
             raise device.Unsupported(f"the configuration {config} needs WGMMA, and K contiguous in b.")
@@ -237,11 +238,11 @@ def _plan_gradient(a, b, offsets, out) -> Plan:
         **{"stride_a": row_stride(a), "stride_b": row_stride(b)},
     }
     tiles = math.ceil(m / block_m) * math.ceil(n / block_n)
+    follows = {"a_desc": 0, "a_ptr": 0, "b_desc": 1, "b_ptr": 1, "ends_ptr": 2, "c_desc": 3}
+    constants: dict[str, Any] = dict(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=8)
+    constants |= dict(num_warps=num_warps, num_stages=num_stages)
     launch = triton_launch.prepare(
-        *(kernels.weight_gradient_kernel, (tiles, groups), arguments),
-        {"a_desc": 0, "a_ptr": 0, "b_desc": 1, "b_ptr": 1, "ends_ptr": 2, "c_desc": 3},
-        **dict(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=8),
-        **dict(num_warps=num_warps, num_stages=num_stages),
+        kernels.weight_gradient_kernel, (tiles, groups), arguments, follows, **constants
     )
     return Plan(launch, (groups, m, n), torch.bfloat16, a.device, None)
 

@@ -126,7 +126,10 @@ def job(
         "c_scale_ptr": dtype == "fp8" and swiglu,
     }
     for name, is_given in scales.items():
-        (signature if is_given else constants)[name] = "*fp32" if is_given else None
+        if is_given:
+            signature[name] = "*fp32"
+        else:
+            constants[name] = None
     signature |= dict.fromkeys((*_SIZES.split(), "stride_sb_n"), "i32")
     if dtype == "fp8":
         signature.pop("stride_sa_m")
