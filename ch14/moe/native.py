@@ -187,9 +187,11 @@ def choose_config(
 
     In a masked product most rows are taken not to count: it is for decoding.
     """
-    rows = min(tokens / max(experts, 1), 64 if masked else math.inf)
+    rows = tokens / max(experts, 1)
     cluster = 2 if n % 256 == 0 else 1
-    tile = next((tile for tile in (8, 16, 32, 64) if rows <= tile), 0)
+    # Groups of random sizes are seldom larger than this. A second tile per group would read the weights again.
+    most = min(rows, 64) if masked else rows + 2 * math.sqrt(rows)
+    tile = next((tile for tile in (8, 16, 32, 64) if most <= tile), 0)
     if swiglu:
         large = 96 if fp8 else 128
         return swap(tile or large, fp8, 2, 2, 1 if tile else cluster, True)
