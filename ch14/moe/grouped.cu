@@ -77,26 +77,30 @@ __device__ __forceinline__ void store_subtile(const TensorMap& c_map, unsigned s
                     *reinterpret_cast<const uint4*>(source + swizzle_offset(i * 16, LINE_BYTES));
         }
     } else if (thread == 0) tma_store_2d(c_map, staged, column, row);
-    if (thread == 0) bulk_commit();  // an empty group counts too, so that bulk_wait_read finds the right buffer
 }
+
+// The consumers stage all columns of their rows at once, and for wide tiles need more memory than those of fp8.cu.
+constexpr u32 PART_BYTES = ROWS * LINE_BYTES, ROWS_OF_C_BYTES = PART_BYTES * (BLOCK_N / SUBTILE_COLUMNS);
+constexpr u32 EXTRA_BYTES =
+    EPILOGUE_WARPS || CONSUMERS * ROWS_OF_C_BYTES <= STAGED_BYTES ? 0 : CONSUMERS * ROWS_OF_C_BYTES - STAGED_BYTES;
 
 // Store one consumer's 64 rows of C from `row` on. Returns before TMA has read shared memory.
 __device__ __forceinline__ void store_rows(const float (&acc)[SUMS], const TensorMap& c_map, unsigned short* c,
-                                           u32 staged, u32& stored, const GroupTile& tile, int row, int N,
-                                           u32 barrier) {
+                                           u32 staged, const GroupTile& tile, int row, int N, u32 barrier) {
+    constexpr int PARTS = BLOCK_N / SUBTILE_COLUMNS;
     const u32 thread = threadIdx.x % 128;
+    if (thread == 0) bulk_wait_read<0>();  // TMA has read the previous tile
+    named_barrier_sync(barrier, 128);
 #pragma unroll
-    for (int part = 0; part < BLOCK_N / SUBTILE_COLUMNS; ++part) {
-        const u32 buffer = staged + stored++ % BUFFERS * SUBTILE_BYTES;
-        if (thread == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous subtile
-        named_barrier_sync(barrier, 128);
-#pragma unroll
-        for (int j = 0; j < SUBTILE_COLUMNS; j += 16)
-            stage_bf16(acc + (part * SUBTILE_COLUMNS + j) / 2, buffer, thread / 32 * 16, j);
-        fence_proxy_async();
-        named_barrier_sync(barrier, 128);
-        store_subtile<ROWS>(c_map, c, buffer, tile, row, tile.column + part * SUBTILE_COLUMNS, N, thread, 128);
-    }
+    for (int j = 0; j < BLOCK_N; j += 16)
+        stage_bf16(acc + j / 2, staged + j / SUBTILE_COLUMNS * PART_BYTES, thread / 32 * 16, j % SUBTILE_COLUMNS);
+    fence_proxy_async();
+    named_barrier_sync(barrier, 128);
+#pragma unroll 1
+    for (int part = 0; part < PARTS; ++part)
+        store_subtile<ROWS>(c_map, c, staged + part * PART_BYTES, tile, row, tile.column + part * SUBTILE_COLUMNS, N,
+                            thread, 128);
+    if (thread == 0) bulk_commit();
 }
 
 // An epilogue warp stores the 16 rows of C from `row` on, whose sums lie in `slot`. Returns before TMA has read shared
@@ -118,6 +122,7 @@ __device__ __forceinline__ void store_slot(const float4* slot, const TensorMap& 
         fence_proxy_async();
         __syncwarp();
         store_subtile<16>(c_map, c, buffer, tile, row, tile.column + part * SUBTILE_COLUMNS, N, lane, 32);
+        if (lane == 0) bulk_commit();  // an empty group counts too, so that bulk_wait_read finds the right buffer
     }
 }
 
@@ -128,7 +133,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 const __grid_constant__ TensorMap scale_a_map, const __grid_constant__ TensorMap c_map,
                 unsigned short* c, const float* scale_b, const int* ends, int experts, int capacity, int rows, int N,
                 int K) {
-    const Memory memory = divide_memory();
+    Memory memory = divide_memory();
+    memory.scales += EXTRA_BYTES, memory.full += EXTRA_BYTES, memory.empty += EXTRA_BYTES;
     Group* groups = reinterpret_cast<Group*>(shared + (memory.full + BARRIER_BYTES - memory.ring));
     const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
     const int rank = CLUSTER > 1 ? cluster_rank() : 0, steps = K / BLOCK_K;
@@ -171,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        const u32 consumer = warpgroup - 1, staged = memory.staged + consumer * BUFFERS * SUBTILE_BYTES;
+        const u32 consumer = warpgroup - 1, staged = memory.staged + consumer * ROWS_OF_C_BYTES;
         const u64 scales_per_expert = static_cast<u64>((N + BLOCK - 1) / BLOCK) * steps;
         float acc[SUMS] = {};
         for (int id = begin; walk.find(id); id += stride, slot_phase ^= 1) {
@@ -179,11 +185,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int row = tile.row + consumer * ROWS;
             if (row < tile.end)
                 consume(acc, memory, state, scale_b + tile.expert * scales_per_expert,
-                        {tile.row, tile.column, 0, steps}, steps, N, warp);
+                        {tile.row, min(tile.column, N - 1), 0, steps}, steps, N, warp);  // for the scales
             else pass_over(memory, state, steps);
             // A consumer without rows hands old sums over, which are not stored.
             if constexpr (EPILOGUE_WARPS) hand_over(acc, memory, 4 * consumer + warp % 4, slot_phase);
-            else if (row < tile.end) store_rows(acc, c_map, c, staged, stored, tile, row, N, warpgroup);
+            else if (row < tile.end) store_rows(acc, c_map, c, staged, tile, row, N, warpgroup);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
     }

@@ -162,7 +162,9 @@ def smem_bytes(config: Config, experts: int, fp8: bool = True) -> int:
     """Return the shared memory of a block with a list of groups, which replaces the flags of fp8.cu."""
     room = GROUP_BYTES * (experts + 1)
     if isinstance(config, Fp8Config):
-        return config.smem_bytes - 4 * config.consumers + room
+        # The consumers stage all their columns at once.
+        more = 0 if config.epilogue_warps else max(0, config.consumers * 128 * (config.block_n - 128))
+        return config.smem_bytes - 4 * config.consumers + more + room
     return config.smem_bytes(fp8) + room
 
 
@@ -175,7 +177,7 @@ def rejection(config: Config, experts: int, n: int, fp8: bool = True) -> str:
             f"{experts} experts need {needed:,} B of shared memory with {config}; Hopper has {SMEM_BYTES:,}."
         )
     columns = config.block_n * config.cluster
-    if config.cluster > 1 and n % columns:
+    if isinstance(config, SwappedConfig) and config.cluster > 1 and n % columns:
         return f"N is {n}; a cluster of {config.cluster} needs a multiple of {columns}."
     return ""
 

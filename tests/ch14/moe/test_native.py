@@ -106,6 +106,7 @@ RAGGED = (70, 0, 1, 131, 0, 64, 7)
     (Fp8Config(2, 2, 3, 64, epilogue_warps=2, cluster=2), (0, 5, 100, 0), 128, 128, 151),
     (Fp8Config(1, 2, 3, 96), (0, 0, 150, 0), 192, 640, 0),
     (Fp8Config(3, 1, 3, 64), (300,), 64, 128, 0),
+    (Fp8Config(2, 1, 3, 144, cluster=2), RAGGED, 328, 256, 0),
     (Fp8Config(1, 2, 3, 64), (0, 3, 1, 0, 64) * 7 + (1,), 64, 128, 0),
 )
 def test_groups_of_any_size(config, sizes, n, k, capacity):
