@@ -103,7 +103,9 @@ __device__ __forceinline__ u32 fragment_offset(u32 consumer, int f) {
     return (SWIGLU ? f * CONSUMERS + consumer : consumer * FRAGMENTS + f) * 64 * 128;
 }
 
-// Start the products of one stage for all fragments in bf16, or for one in fp8. They are still running on return.
+// Start the products of one stage with the first WIDTH rows of A for all fragments in bf16, or for one in fp8. They are
+// still running on return.
+template <int WIDTH>
 __device__ __forceinline__ void multiply_bf16(float (&acc)[FRAGMENTS][SUMS], u32 b, u32 a, u32 consumer,
                                               bool accumulate) {
     const u64 a_tile = wgmma_descriptor(a);
@@ -112,8 +114,9 @@ __device__ __forceinline__ void multiply_bf16(float (&acc)[FRAGMENTS][SUMS], u32
     for (int k = 0; k < 4; ++k)
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; ++f)
-            wgmma_m64k16<TOKENS>(acc[f], wgmma_descriptor(b + fragment_offset(consumer, f)) + 2 * k, a_tile + 2 * k,
-                                 accumulate || k > 0);
+            wgmma_m64k16<WIDTH>(reinterpret_cast<float (&)[WIDTH / 2]>(acc[f]),
+                                wgmma_descriptor(b + fragment_offset(consumer, f)) + 2 * k, a_tile + 2 * k,
+                                accumulate || k > 0);
     wgmma_commit();
 }
 __device__ __forceinline__ void multiply_fp8(float (&sums)[SUMS], u32 b, u32 a) {
@@ -174,15 +177,19 @@ __device__ __forceinline__ void consume_fp8(float (&acc)[FRAGMENTS][SUMS], const
     }
 }
 
-// A consumer multiplies one tile in bf16. One group of products stays under way while the next stage is waited for.
+// A consumer multiplies the first WIDTH rows of one tile in bf16, or fewer if few are left of the group: the last tile of
+// a group takes less time then. One group of products stays under way while the next stage is waited for.
+template <int WIDTH>
 __device__ __forceinline__ void consume_bf16(float (&acc)[FRAGMENTS][SUMS], const Memory& memory, Ring<STAGES>& state,
-                                             int steps) {
+                                             int steps, int left) {
+    if constexpr (WIDTH >= 128 && WIDTH % 32 == 0 && !SWIGLU)
+        if (left <= WIDTH / 2) return consume_bf16<WIDTH / 2>(acc, memory, state, steps, left);
     const u32 consumer = threadIdx.x / 128 - 1;
     u32 previous_stage = 0;
     for (int step = 0; step < steps; ++step, state.advance()) {
         mbarrier_wait(memory.full + 8 * state.stage, state.phase);
         const u32 b = memory.ring + state.stage * STAGE_BYTES;
-        multiply_bf16(acc, b, b + W_BYTES, consumer, step > 0);
+        multiply_bf16<WIDTH>(acc, b, b + W_BYTES, consumer, step > 0);
         wgmma_wait<1>();
         if (step > 0) release(memory, previous_stage);
         previous_stage = state.stage;
@@ -347,7 +354,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const GroupTile tile = place_tile(*walk.group, id, tiles_n, rank, capacity);
             if constexpr (FP8)
                 consume_fp8(acc, memory, state, scale_b + tile.expert * scales_per_expert, tile, steps, N);
-            else consume_bf16(acc, memory, state, steps);
+            else consume_bf16<TOKENS>(acc, memory, state, steps, tile.end - tile.row);
             if constexpr (SWIGLU) apply_swiglu(acc);
             if constexpr (SWIGLU == 2)
                 store_fp8(acc[0], reinterpret_cast<u8*>(c), c_scales, pitch, memory.staged, tile, N);
