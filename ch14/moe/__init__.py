@@ -33,7 +33,7 @@ __all__ = ["spec", "grouped_gemm", "masked_grouped_gemm", "moe", "prepare", "con
 DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
 IS_INTERPRETED = not isinstance(kernels.grouped_kernel, triton.JITFunction)
 MOST_GROUPS = 4096
-GRADIENT_TILE = (128, 128, 64, 4, 4)  # rows, columns, step, warps, stages
+GRADIENT_TILE = (128, 128, 32, 4, 5)  # rows, columns, step, warps, stages
 INSTEAD = "use torch.nn.functional.grouped_mm"
 
 

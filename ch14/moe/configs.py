@@ -41,11 +41,12 @@ class GroupedConfig(GemmConfig):
 
     def boxes(self, b_k_major: bool, swiglu: bool) -> dict[str, list[int]]:
         """Return the boxes of the descriptors by the kernel's names."""
-        b = [1, self.block_n, self.block_k] if b_k_major else [1, self.block_k, self.block_n]
+        k = min(self.block_k, BLOCK)  # A step of 256 columns, of float8, is loaded in two boxes.
+        b = [1, self.block_n, k] if b_k_major else [1, k, self.block_n]
         if swiglu:
-            b = [1, 2, self.block_n // 2, self.block_k]
+            b = [1, 2, self.block_n // 2, k]
         columns = self.block_n // (1 + swiglu) // self.epilogue_subtile
-        return {"a_desc": [self.block_m, self.block_k], "b_desc": b, "c_desc": [self.block_m, columns]}
+        return {"a_desc": [self.block_m, k], "b_desc": b, "c_desc": [self.block_m, columns]}
 
     def constants_for(
         self, groups: int, sms: int, b_k_major: bool, masked: bool, swiglu: bool
@@ -67,19 +68,28 @@ class GroupedConfig(GemmConfig):
         )
 
 
+# In each list the first is for groups of many rows, the second for few, and the last for 99 KB of shared memory.
 _BF16 = [
-    GroupedConfig(128, 256, 64, 8, 3, epilogue_subtile=2),
-    GroupedConfig(128, 128, 64, 4, 5, epilogue_subtile=2, fused=True),
-    GroupedConfig(64, 128, 128, 4, 4),
+    GroupedConfig(128, 256, 64, 8, 4, epilogue_subtile=4, pdl=True),
+    GroupedConfig(64, 256, 64, 4, 4, epilogue_subtile=2, pdl=True),
+    GroupedConfig(64, 128, 64, 4, 3, epilogue_subtile=2),
+]
+_BF16_SWIGLU = [
+    GroupedConfig(128, 256, 64, 8, 4, epilogue_subtile=2, pdl=True),
+    GroupedConfig(64, 256, 64, 4, 4, pdl=True),
     GroupedConfig(64, 128, 64, 4, 3, epilogue_subtile=2),
 ]
 _FP8 = [
-    GroupedConfig(128, 128, 128, 8, 5),
-    GroupedConfig(64, 128, 128, 4, 3, programs_per_sm=3),
+    GroupedConfig(64, 128, 128, 4, 4, epilogue_subtile=2, programs_per_sm=2, pdl=True),
     GroupedConfig(64, 128, 128, 4, 3, epilogue_subtile=2),
 ]
-_FP8_SWIGLU = [GroupedConfig(64, 256, 128, 8, 4), GroupedConfig(64, 256, 128, 8, 2)]
-SETS = {("bf16", False): _BF16, ("bf16", True): _BF16, ("fp8", False): _FP8, ("fp8", True): _FP8_SWIGLU}
+_FP8_SWIGLU = [GroupedConfig(64, 256, 128, 8, 4, pdl=True), GroupedConfig(64, 256, 128, 8, 2)]
+SETS = {
+    ("bf16", False): _BF16,
+    ("bf16", True): _BF16_SWIGLU,
+    ("fp8", False): _FP8,
+    ("fp8", True): _FP8_SWIGLU,
+}
 
 
 def configs() -> dict[str, GroupedConfig]:
@@ -90,7 +100,7 @@ def configs() -> dict[str, GroupedConfig]:
 def best_config(rows: float, n: int, dtype: str, swiglu: bool, target: str) -> GroupedConfig | None:
     """Return the configuration for groups of `rows` rows on average and n columns; None if none runs on `target`."""
     able = [config for config in SETS[dtype, swiglu] if not rejection(config, target, dtype)]
-    low = [config for config in able if config.block_m == 64 or rows > 64]
+    low = [config for config in able if config.block_m == 64 or rows > 80]
     return next(iter(low or able), None)
 
 

@@ -125,6 +125,30 @@ def quantise_rows(tile):
 
 
 @triton.jit
+def load_scales(
+    sa_ptr, sb_ptr, step, steps, is_row, stride_sa_k, stride_sb_k, stride_up, SWIGLU: tl.constexpr
+):
+    # The scales of a step: of each row, of the columns, and with SWIGLU of the columns that are values.
+    is_step = step < steps
+    of_rows = tl.load(sa_ptr + step * stride_sa_k, is_row & is_step, 0.0)
+    of_columns = tl.load(sb_ptr + step * stride_sb_k, is_step, 0.0)
+    of_values = of_columns
+    if SWIGLU:
+        of_values = tl.load(sb_ptr + step * stride_sb_k + stride_up, is_step, 0.0)
+    return of_rows, of_columns, of_values
+
+
+@triton.jit
+def promote(acc, product, of_rows, of_columns, of_values, SWIGLU: tl.constexpr):
+    if SWIGLU:
+        is_gate = tl.arange(0, acc.shape[1]) < acc.shape[1] // 2
+        acc += product * of_rows[:, None] * tl.where(is_gate, of_columns, of_values)[None, :]
+    else:
+        acc += product * (of_rows * of_columns)[:, None]
+    return acc
+
+
+@triton.jit
 def multiply_tile(
     a_desc,
     b_desc,
@@ -156,19 +180,32 @@ def multiply_tile(
         row = tl.arange(0, BLOCK_M)
         sa_ptr = scale_a_ptr + group * stride_sa_group + (m + row).to(tl.int64) * stride_sa_m
         sb_ptr = scale_b_ptr + group.to(tl.int64) * stride_sb_group + n // 128 * stride_sb_n
-        steps = tl.cdiv(K, BLOCK_K)
-        for step in range(0, steps):
-            # These loads are on their way while the tensor cores multiply.
-            scale_a = tl.load(sa_ptr + step * stride_sa_k, row < rows, 0.0)
-            scale_b = tl.load(sb_ptr + step * stride_sb_k)
-            a = a_desc.load([m, step * BLOCK_K])
-            product = tl.dot(a, load_matrix(b_desc, group, step * BLOCK_K, n, SWIGLU, B_K_MAJOR))
-            if SWIGLU:
-                scale_up = tl.load(sb_ptr + step * stride_sb_k + N // 128 * stride_sb_n)
-                is_gate = tl.arange(0, BLOCK_N) < BLOCK_N // 2
-                acc += product * scale_a[:, None] * tl.where(is_gate, scale_b, scale_up)[None, :]
-            else:
-                acc += product * (scale_a * scale_b)[:, None]
+        steps = tl.cdiv(K, 128)
+        strides = (stride_sa_k, stride_sb_k, N // 128 * stride_sb_n)
+        if BLOCK_K == 128:
+            for step in range(0, steps):
+                rows_0, columns_0, values_0 = load_scales(
+                    sa_ptr, sb_ptr, step, steps, row < rows, *strides, SWIGLU
+                )
+                a = a_desc.load([m, step * 128])
+                product = tl.dot(a, load_matrix(b_desc, group, step * 128, n, SWIGLU, B_K_MAJOR))
+                acc = promote(acc, product, rows_0, columns_0, values_0, SWIGLU)
+        else:
+            # Scales take longer to come than one product takes. So a pass multiplies twice, and loads the scales of the
+            # next pass before. After the last step, operands and scales are zero.
+            rows_0, columns_0, values_0 = load_scales(sa_ptr, sb_ptr, 0, steps, row < rows, *strides, SWIGLU)
+            rows_1, columns_1, values_1 = load_scales(sa_ptr, sb_ptr, 1, steps, row < rows, *strides, SWIGLU)
+            for step in range(0, steps, 2):
+                next_0 = load_scales(sa_ptr, sb_ptr, step + 2, steps, row < rows, *strides, SWIGLU)
+                next_1 = load_scales(sa_ptr, sb_ptr, step + 3, steps, row < rows, *strides, SWIGLU)
+                a = a_desc.load([m, step * 128])
+                product = tl.dot(a, load_matrix(b_desc, group, step * 128, n, SWIGLU, B_K_MAJOR))
+                acc = promote(acc, product, rows_0, columns_0, values_0, SWIGLU)
+                a = a_desc.load([m, step * 128 + 128])
+                product = tl.dot(a, load_matrix(b_desc, group, step * 128 + 128, n, SWIGLU, B_K_MAJOR))
+                acc = promote(acc, product, rows_1, columns_1, values_1, SWIGLU)
+                rows_0, columns_0, values_0 = next_0
+                rows_1, columns_1, values_1 = next_1
     return acc
 
 
