@@ -62,6 +62,11 @@ class SwappedConfig:
         return self.block_w // (1 + self.swiglu)
 
     @property
+    def a_box(self) -> int:
+        """The rows of A that one load brings."""
+        return self.tokens // (self.cluster if self.cluster > 1 else 1 if self.tokens % 64 else 4)
+
+    @property
     def threads(self) -> int:
         return 128 * (1 + self.consumers)
 
@@ -226,12 +231,12 @@ def bind_arguments(
         scale_a = scale_a if capacity else scale_a[None]  # a masked product has a layer of scales per expert
     line = BLOCK if fp8 else BLOCK // 2  # 128 bytes of K
     if isinstance(config, Fp8Config):
-        rows, columns, scales = config.block_m, config.block_n, config.block_m
+        rows, columns, scales = config.block_m // config.cluster, config.block_n, config.block_m
         box = 16 if config.epilogue_warps else 64, config.subtile_columns
     else:
-        rows, columns, scales = config.tokens, config.block_n, config.tokens + 4
+        rows, columns, scales = config.a_box, config.block_n, config.tokens + 4
         box = config.tokens // config.parts, 64
-    a_map = make_map(a, (rows // config.cluster, line), swizzle="128B")
+    a_map = make_map(a, (rows, line), swizzle="128B")
     return {
         "a_map": a_map,
         "b_map": make_map(b, (1, columns, line), swizzle="128B", l2_promotion="256B"),

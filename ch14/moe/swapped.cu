@@ -46,6 +46,10 @@ constexpr u32 BOX_BYTES = PART * 128, BUFFERS = PARTS > 1 ? 2 : 1;  // a box has
 // Fp8 is staged in rows of 128 bytes, and behind them the largest magnitude of a row: of each warp's part, and of all.
 constexpr u32 STAGED_BYTES = SWIGLU == 2 ? TOKENS * (128 + 64) : CONSUMERS * BUFFERS * OUT_FRAGMENTS * BOX_BYTES;
 constexpr int THREADS = 128 * (1 + CONSUMERS);
+// The last tile of a group may have few rows. Then a load brings only the boxes of A_BOX rows that have some of them, and
+// a consumer multiplies by half of the tile's rows, or by a quarter, and so on.
+constexpr int A_BOX = TOKENS / (CLUSTER > 1 ? CLUSTER : TOKENS % 64 ? 1 : 4);
+__device__ constexpr bool can_halve(int width) { return width % 32 == 0 && !SWIGLU; }
 static_assert(TOKENS % (8 * PARTS) == 0 && TOKENS % (8 * CLUSTER) == 0, "the swizzle repeats every eight rows");
 static_assert(!SWIGLU || FRAGMENTS == 2, "one fragment has gates, the other one values");
 static_assert(SWIGLU < 2 || FP8 && CONSUMERS == 2, "a block of scales has 128 columns");
@@ -74,16 +78,21 @@ __device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int 
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& scale_a_map,
                                         const Memory& memory, Ring<STAGES>& state, const GroupTile& tile, int steps,
                                         int N, int rank) {
+    const int loaded = CLUSTER > 1 ? TOKENS : min(TOKENS, (tile.end - tile.row + A_BOX - 1) / A_BOX * A_BOX);
     for (int step = 0; step < steps; ++step, state.advance()) {
         // On a new barrier a wait for the other phase returns at once: all stages start empty.
         mbarrier_wait(memory.empty + 8 * state.stage, state.phase ^ 1);
         const u32 b = memory.ring + state.stage * STAGE_BYTES, a = b + W_BYTES, ready = memory.full + 8 * state.stage;
-        mbarrier_arrive_expect_tx(ready, STAGE_BYTES + SCALE_BYTES);
+        mbarrier_arrive_expect_tx(ready, W_BYTES + loaded * 128 + SCALE_BYTES);
         tma_load_3d(b, b_map, step * BLOCK_K, tile.column, tile.expert, ready);
         if constexpr (SWIGLU) tma_load_3d(b + W_BYTES / 2, b_map, step * BLOCK_K, N + tile.column, tile.expert, ready);
-        const int part = rank * (TOKENS / CLUSTER);  // the rows of A that this CTA loads
-        if constexpr (CLUSTER == 1) tma_load_2d(a, a_map, step * BLOCK_K, tile.row, ready);
-        else tma_load_2d_multicast(a + part * 128, a_map, step * BLOCK_K, tile.row + part, ready, (1 << CLUSTER) - 1);
+        if constexpr (CLUSTER == 1)
+            for (int row = 0; row < loaded; row += A_BOX)
+                tma_load_2d(a + row * 128, a_map, step * BLOCK_K, tile.row + row, ready);
+        else {
+            const int part = rank * A_BOX;  // the rows of A that this CTA loads
+            tma_load_2d_multicast(a + part * 128, a_map, step * BLOCK_K, tile.row + part, ready, (1 << CLUSTER) - 1);
+        }
         if constexpr (FP8)
             tma_load_3d(memory.scales + state.stage * SCALE_PITCH, scale_a_map, tile.scale_row / 4 * 4, step,
                         tile.layer, ready);
@@ -119,12 +128,13 @@ __device__ __forceinline__ void multiply_bf16(float (&acc)[FRAGMENTS][SUMS], u32
                                 accumulate || k > 0);
     wgmma_commit();
 }
-__device__ __forceinline__ void multiply_fp8(float (&sums)[SUMS], u32 b, u32 a) {
+template <int WIDTH>
+__device__ __forceinline__ void multiply_fp8(float (&sums)[WIDTH / 2], u32 b, u32 a) {
     const u64 b_tile = wgmma_descriptor(b), a_tile = wgmma_descriptor(a);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-        if constexpr (FP8) wgmma_any_e4m3<TOKENS>(sums, b_tile + 2 * k, a_tile + 2 * k, k > 0);
+        if constexpr (FP8) wgmma_any_e4m3<WIDTH>(sums, b_tile + 2 * k, a_tile + 2 * k, k > 0);
     wgmma_commit();
 }
 
@@ -134,29 +144,35 @@ __device__ __forceinline__ float load_scale(u32 address) {
     return value;
 }
 
-// A consumer multiplies one tile in fp8. `scale_b` are the scales of the expert.
+// A consumer multiplies the first WIDTH rows of one tile in fp8, or fewer if few are left of the group. `scale_b` are the
+// scales of the expert.
+template <int WIDTH>
 __device__ __forceinline__ void consume_fp8(float (&acc)[FRAGMENTS][SUMS], const Memory& memory, Ring<STAGES>& state,
                                             const float* scale_b, const GroupTile& tile, int steps, int N) {
+    if constexpr (can_halve(WIDTH))
+        if (tile.end - tile.row <= WIDTH / 2)
+            return consume_fp8<WIDTH / 2>(acc, memory, state, scale_b, tile, steps, N);
+    constexpr int COUNT = WIDTH / 2;  // of sums
     const u32 consumer = threadIdx.x / 128 - 1;
     const float* source[FRAGMENTS];  // of scale_b
-    float next_scale[FRAGMENTS], sums[SCRATCH][SUMS];
+    float next_scale[FRAGMENTS], sums[SCRATCH][COUNT];
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; ++f) {
         const int column = tile.column + consumer * OUT_ROWS + (SWIGLU ? f * N : f * 64);
         source[f] = scale_b + min(column, (SWIGLU ? 2 : 1) * N - 1) / 128 * steps;
         next_scale[f] = __ldg(source[f]);  // one step ahead, because L2 takes long
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) acc[f][i] = 0;
+        for (int i = 0; i < COUNT; ++i) acc[f][i] = 0;
     }
     for (int step = 0; step < steps; ++step, state.advance()) {
         mbarrier_wait(memory.full + 8 * state.stage, state.phase);
         const u32 b = memory.ring + state.stage * STAGE_BYTES;
 #pragma unroll
-        for (int f = 0; f < SCRATCH; ++f) multiply_fp8(sums[f], b + fragment_offset(consumer, f), b + W_BYTES);
-        float scale[FRAGMENTS], scale_a[SUMS / 2];  // two columns of every eight
+        for (int f = 0; f < SCRATCH; ++f) multiply_fp8<WIDTH>(sums[f], b + fragment_offset(consumer, f), b + W_BYTES);
+        float scale[FRAGMENTS], scale_a[COUNT / 2];  // two columns of every eight
         const u32 scales = memory.scales + state.stage * SCALE_PITCH + 4 * (tile.scale_row % 4 + threadIdx.x % 4 * 2);
 #pragma unroll
-        for (int j = 0; j < SUMS / 2; ++j) scale_a[j] = load_scale(scales + j / 2 * 32 + j % 2 * 4);
+        for (int j = 0; j < COUNT / 2; ++j) scale_a[j] = load_scale(scales + j / 2 * 32 + j % 2 * 4);
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; ++f) {
             scale[f] = next_scale[f];
@@ -164,25 +180,24 @@ __device__ __forceinline__ void consume_fp8(float (&acc)[FRAGMENTS][SUMS], const
         }
 #pragma unroll
         for (int f = 0; f < FRAGMENTS; ++f) {
-            if (SCRATCH == 1 && f > 0) multiply_fp8(sums[0], b + fragment_offset(consumer, f), b + W_BYTES);
+            if (SCRATCH == 1 && f > 0) multiply_fp8<WIDTH>(sums[0], b + fragment_offset(consumer, f), b + W_BYTES);
             if (f + 1 < SCRATCH) wgmma_wait<1>();
             else wgmma_wait<0>();
-            float (&sum)[SUMS] = sums[f % SCRATCH];
+            float (&sum)[COUNT] = sums[f % SCRATCH];
             warpgroup_fence_operand(sum);
             // One lane speaks for its warp: all have read their scales before they wait for the products.
             if (f == FRAGMENTS - 1) release(memory, state.stage);
 #pragma unroll
-            for (int i = 0; i < SUMS; ++i) acc[f][i] += sum[i] * (scale_a[i / 4 * 2 + i % 2] * scale[f]);
+            for (int i = 0; i < COUNT; ++i) acc[f][i] += sum[i] * (scale_a[i / 4 * 2 + i % 2] * scale[f]);
         }
     }
 }
 
-// A consumer multiplies the first WIDTH rows of one tile in bf16, or fewer if few are left of the group: the last tile of
-// a group takes less time then. One group of products stays under way while the next stage is waited for.
+// The same in bf16. One group of products stays under way while the next stage is waited for.
 template <int WIDTH>
 __device__ __forceinline__ void consume_bf16(float (&acc)[FRAGMENTS][SUMS], const Memory& memory, Ring<STAGES>& state,
                                              int steps, int left) {
-    if constexpr (WIDTH >= 128 && WIDTH % 32 == 0 && !SWIGLU)
+    if constexpr (can_halve(WIDTH))
         if (left <= WIDTH / 2) return consume_bf16<WIDTH / 2>(acc, memory, state, steps, left);
     const u32 consumer = threadIdx.x / 128 - 1;
     u32 previous_stage = 0;
@@ -353,7 +368,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int id = begin; walk.find(id); id += stride) {
             const GroupTile tile = place_tile(*walk.group, id, tiles_n, rank, capacity);
             if constexpr (FP8)
-                consume_fp8(acc, memory, state, scale_b + tile.expert * scales_per_expert, tile, steps, N);
+                consume_fp8<TOKENS>(acc, memory, state, scale_b + tile.expert * scales_per_expert, tile, steps, N);
             else consume_bf16<TOKENS>(acc, memory, state, steps, tile.end - tile.row);
             if constexpr (SWIGLU) apply_swiglu(acc);
             if constexpr (SWIGLU == 2)
