@@ -67,6 +67,14 @@ class SwappedConfig:
         return self.tokens // (self.cluster if self.cluster > 1 else 1 if self.tokens % 64 else 4)
 
     @property
+    def widths(self) -> list[int]:
+        """The numbers of rows by which a tile can be multiplied, the largest first."""
+        found = [self.tokens]
+        while found[-1] % 32 == 0 and not self.swiglu:
+            found.append(found[-1] // 2)
+        return found
+
+    @property
     def threads(self) -> int:
         return 128 * (1 + self.consumers)
 
@@ -120,45 +128,33 @@ def swap(
 
 
 def configs(fp8: bool = True, swiglu: bool = False) -> dict[str, Config]:
-    """Return configurations to try, by name. Those with the tiles of fp8.cu suit experts with many rows."""
+    """Return the configurations that `choose_config` chooses from, by name. Of equal ones it takes the first."""
     found: list[Config]
     if swiglu:
-        tiles = [(96, 2), (96, 1), (64, 1), (32, 1), (16, 1), (8, 1), (64, 2), (80, 1)]
-        if not fp8:  # in fp8 the registers have no room for 128
-            tiles = [(128, 2), (128, 1), *tiles]
+        large = 96 if fp8 else 128  # in fp8 the registers have no room for 128
+        tiles = [(8, 1), (16, 1), (32, 1), (64, 1), (large, 2), (large, 1), (64, 2)]
         found = [swap(tokens, fp8, 2, 2, cluster, True) for tokens, cluster in tiles]
     elif fp8:
         found = [
-            *(fill_ring(2, 2, 128, cluster=cluster) for cluster in (1, 2)),
-            *(fill_ring(3, 1, 128, cluster=cluster) for cluster in (1, 2)),
-            fill_ring(2, 2, 128, epilogue_warps=3, cluster=2),
-            fill_ring(2, 2, 96),
-            fill_ring(1, 2, 128),
-            *(swap(tokens, fp8) for tokens in (8, 16, 32, 64, 128)),
+            *(swap(tokens, fp8) for tokens in (64, 32, 16, 8)),
+            fill_ring(2, 2, 128),
+            fill_ring(3, 1, 128, cluster=2),
+            fill_ring(2, 1, 144),
+            fill_ring(2, 2, 112),
+            fill_ring(2, 1, 144, cluster=2),
+            fill_ring(3, 1, 128),
+            fill_ring(2, 1, 160),
+            fill_ring(2, 2, 128, cluster=2),
+            swap(128, fp8),
             swap(16, fp8, 1),
-            fill_ring(2, 2, 112, cluster=2),
-            fill_ring(2, 1, 160, cluster=2),
-            fill_ring(3, 1, 96),
-            fill_ring(2, 2, 128, epilogue_warps=3),
-            fill_ring(2, 2, 128, group_m=16),
-            fill_ring(2, 2, 64, cluster=2),
-            fill_ring(1, 2, 128, cluster=2),
-            *(swap(tokens, fp8) for tokens in (48, 96)),
-            *(swap(tokens, fp8, 1) for tokens in (8, 32, 64)),
-            *(swap(tokens, fp8, 2, 2) for tokens in (16, 64)),
         ]
     else:
         found = [
-            *(swap(256, fp8, 2, 1, cluster) for cluster in (2, 1)),
-            *(swap(128, fp8, 2, 2, cluster) for cluster in (2, 1)),
-            swap(192, fp8, 2, 1, 2),
-            swap(64, fp8, 2, 2),
-            *(swap(tokens, fp8) for tokens in (8, 16, 32, 64, 128)),
-            swap(128, fp8, 2, 1, 2),
-            swap(192, fp8),
-            *(swap(96, fp8, 2, 2, cluster) for cluster in (2, 1)),
-            swap(64, fp8, 2, 2, 2),
-            *(swap(tokens, fp8, 1) for tokens in (8, 16, 32, 64)),
+            *(swap(tokens, fp8) for tokens in (8, 16, 32, 64, 128, 192, 256)),
+            *(swap(tokens, fp8, 2, 2) for tokens in (96, 128)),
+            swap(96, fp8),
+            *(swap(tokens, fp8, 2, 1, 2) for tokens in (256, 128, 192)),
+            swap(96, fp8, 2, 2, 2),
         ]
     return {config.name: config for config in found}
 
@@ -187,28 +183,60 @@ def rejection(config: Config, experts: int, n: int, fp8: bool = True) -> str:
     return ""
 
 
+# The model of `predict_us`, fitted to times on an H200. Per us, a CTA multiplies so many elements of C by 128 bytes of
+# K: with swapped.cu in fp8, in bf16, and there with two fragments; with the consumers and scratches of grouped.cu.
+RATES = {"fp8": 21800.0, "bf16": 46300.0, "wide": 37700.0, (2, 2): 39200.0, (2, 1): 34000.0, (3, 1): 49200.0}
+# L2 delivers so many bytes per us to an SM, and DRAM to all. A tile takes so long, and more per element that it stores.
+L2_RATE, DRAM_RATE, TILE_US, STORE_US = 85000.0, 4.3e6, 1.39, 8.7e-6
+SMS = 132
+
+
+def expect_sizes(tokens: int, experts: int) -> list[float]:
+    """Return sizes of groups between those of an equal and of a random routing."""
+    rows = tokens / max(experts, 1)
+    sizes = [max(rows + deviation * math.sqrt(rows), 1) for deviation in (-0.6, 0, 0.6)]
+    return sizes * max(round(experts / len(sizes)), 1)
+
+
+def predict_us(config: Config, sizes: list[float], n: int, k: int, fp8: bool = True) -> float:
+    """Return the time in microseconds that a model of tiles expects for groups of these sizes."""
+    steps = math.ceil(k * (1 if fp8 else 2) / 128)
+    if isinstance(config, SwappedConfig):
+        widths, block_w = config.widths, config.block_w
+        rate = RATES["fp8" if fp8 else "wide" if config.fragments == 2 else "bf16"]
+    else:
+        widths, block_w = [config.block_m], config.block_n
+        rate = RATES[config.consumers, config.scratch]
+
+    def tile_us(rows: int) -> float:
+        multiply, load = rows * block_w / rate, (rows + block_w) * 128 / L2_RATE
+        return steps * (multiply**4 + load**4) ** 0.25 + TILE_US + STORE_US * rows * config.block_n
+
+    whole, busy = tile_us(widths[0]), 0.0
+    for size in sizes:
+        busy += size // widths[0] * whole
+        if rest := size % widths[0]:
+            busy += tile_us(min(width for width in widths if width >= rest))
+    tiles_n = math.ceil(n / config.block_n / config.cluster) * config.cluster
+    busy = max(busy * tiles_n / SMS + whole / 3, whole)
+    memory = len(sizes) * block_w // config.block_n * n * k * (1 if fp8 else 2) / DRAM_RATE
+    return (busy**4 + memory**4) ** 0.25
+
+
+@functools.cache
 def choose_config(
     tokens: int, experts: int, n: int, k: int, fp8: bool = True, swiglu: bool = False, masked: bool = False
 ) -> Config:
-    """Return a configuration for so many rows in so many groups of sizes that the host does not know.
+    """Return the configuration that `predict_us` expects to be fastest for so many rows in groups of unknown sizes.
 
     In a masked product most rows are taken not to count: it is for decoding.
     """
     rows = tokens / max(experts, 1)
-    cluster = 2 if n % 256 == 0 else 1
-    # Groups of random sizes are seldom larger than this. A second tile per group would read the weights again.
-    most = min(rows, 64) if masked else rows + 2 * math.sqrt(rows)
-    tile = next((tile for tile in (8, 16, 32, 64) if most <= tile), 0)
-    if swiglu:
-        large = 96 if fp8 else 128
-        return swap(tile or large, fp8, 2, 2, 1 if tile else cluster, True)
-    if tile:
-        return swap(tile, fp8)
-    if fp8:
-        return fill_ring(2, 2, 128)
-    if rows <= 160:
-        return swap(128, fp8, 2, 2, 2 if n % 512 == 0 else 1)
-    return swap(256, fp8, 2, 1, cluster)
+    if masked:
+        return swap(next((tile for tile in (8, 16, 32) if rows <= tile), 64), fp8)
+    sizes = expect_sizes(tokens, experts)
+    found = [each for each in configs(fp8, swiglu).values() if not rejection(each, experts, n, fp8)]
+    return min(found, key=lambda config: predict_us(config, sizes, n, k, fp8), default=swap(16, fp8, 1))
 
 
 def kernel(config: Config, fp8: bool = True) -> tuple[pathlib.Path, str, dict[str, int]]:
