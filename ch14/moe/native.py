@@ -52,6 +52,10 @@ class SwappedConfig:
     pdl = True
 
     @property
+    def block_m(self) -> int:
+        return self.tokens
+
+    @property
     def block_w(self) -> int:
         """The rows of B in a stage."""
         return 64 * self.fragments * self.consumers
@@ -235,7 +239,11 @@ def choose_config(
     if masked:
         return swap(next((tile for tile in (8, 16, 32) if rows <= tile), 64), fp8)
     sizes = expect_sizes(tokens, experts)
-    found = [each for each in configs(fp8, swiglu).values() if not rejection(each, experts, n, fp8)]
+    found = [
+        config
+        for config in configs(fp8, swiglu).values()
+        if not rejection(config, experts, n, fp8) and config.block_m <= 64 + 2 * rows
+    ]
     return min(found, key=lambda config: predict_us(config, sizes, n, k, fp8), default=swap(16, fp8, 1))
 
 
