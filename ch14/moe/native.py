@@ -198,8 +198,7 @@ SMS = 132
 def expect_sizes(tokens: int, experts: int) -> list[float]:
     """Return sizes of groups between those of an equal and of a random routing."""
     rows = tokens / max(experts, 1)
-    sizes = [max(rows + deviation * math.sqrt(rows), 1) for deviation in (-0.6, 0, 0.6)]
-    return sizes * max(round(experts / len(sizes)), 1)
+    return [max(rows + (0, -0.6, 0.6)[index % 3] * math.sqrt(rows), 1) for index in range(experts)]
 
 
 def predict_us(config: Config, sizes: list[float], n: int, k: int, fp8: bool = True) -> float:

@@ -181,3 +181,11 @@ def test_the_sass_has_no_spills_and_no_serialised_products():
 def test_what_cannot_run_is_refused(config, sentence):
     assert sentence in native.rejection(config, 8, 384)
     assert not native.rejection(native.choose_config(4096, 8, 384, 512), 8, 384)
+
+
+def test_the_choice_suits_the_groups():
+    assert native.choose_config(128, 128, 1536, 2048).block_m == 8
+    assert native.choose_config(8192, 8, 4096, 7168).block_m >= 128
+    assert native.choose_config(8192, 8, 4096, 7168, fp8=False).block_m == 256
+    assert native.choose_config(256 * 128, 256, 4096, 7168, masked=True).block_m == 64
+    assert not native.rejection(native.choose_config(4096, 512, 1536, 2048), 512, 1536)
