@@ -165,7 +165,7 @@ def test_on_a_gpu_a_step_is_checked_and_timed(monkeypatch, tmp_path):
     ladder = make_ladder()
     ladder.step(KERNEL, prepare_with(KERNEL))
     table = ladder.step(KERNEL, prepare_with(KERNEL), "again")
-    assert list(table.frame["check"]) == ["ok", "ok"] and table.caption.endswith(provenance.utc_now()[:10])
+    assert list(table.frame["check"]) == ["ok", "ok"] and provenance.utc_now()[:10] in table.caption
     assert results.load("test_ladder")["source"] == lesson.ladder_hash([row["code"] for row in ladder.rows])
     wrong = cuda_magic.find_kernels(ADD.replace("+ 1;", "+ 2;"))["add_one"]
     assert (
