@@ -79,23 +79,18 @@ GENERATED = ("stacks.md", "reliability.md", "field-notes.md")  # the last one te
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of prose, the half of the step to which it is rounded, and the units that it may have."""
+    """A number of prose, the range of values that it may stand for, and the units that it may have."""
 
     text: str
     number: float
-    half: float
+    low: float
+    high: float
     units: tuple[str, ...]
-    bound: str
     sentence: str
 
     def fits(self, value: Value) -> bool:
         """Return whether the number may stand for a value."""
-        low, high = self.number - self.half, self.number + self.half
-        if re.fullmatch(BELOW, self.bound):
-            low = min(low, 0.9 * self.number)
-        if re.fullmatch(ABOVE, self.bound):
-            high = max(high, 1.1 * self.number)
-        return any(low * 0.9999 <= scaled <= high * 1.0001 for scaled in self.scale(value))
+        return any(self.low <= scaled <= self.high for scaled in self.scale(value))
 
     def scale(self, value: Value) -> list[float]:
         """Return a value in each of the figure's units that measures the same; a value without a unit fits all."""
@@ -146,8 +141,10 @@ def read_figures(text: str, heading: str | None = None) -> Iterator[Figure]:
             value, step = float(number.replace(",", "")), 10.0 ** -len(decimals.split("e")[0])
             if re.fullmatch(ABOUT, bound):
                 step = max(step if decimals else 10.0 ** (len(whole) - len(whole.rstrip("0"))), 0.05 * value)
+            low = 0.9 * value if re.fullmatch(BELOW, bound) else value - 0.5001 * step
+            high = 1.1 * value if re.fullmatch(ABOVE, bound) else value + 0.5001 * step
             units = (unit,) if unit else (last,) if headed else tuple(dict.fromkeys([last or "×", "×"]))
-            yield Figure(f"{bound} {number} {unit}".strip(), value, step / 2, units, bound, text)
+            yield Figure(f"{bound} {number} {unit}".strip(), value, low, high, units, text)
         last = unit or last
 
 
@@ -371,9 +368,9 @@ def check(path: str, since: str = "") -> Iterator[tuple[int, str, Figure, list[V
                 ]
                 moved = bool(now) and not any(map(figure.fits, now))
             found.append((index, paragraph, figure, [] if moved else holders, moved))
-    held = {(f.number, f.half, unit): holders for _, _, f, holders, _ in found if holders for unit in f.units}
+    held = {(f.number, unit): holders for _, _, f, holders, _ in found if holders for unit in f.units}
     for index, paragraph, figure, holders, moved in found:
-        keys = [] if moved else [(figure.number, figure.half, unit) for unit in figure.units]
+        keys = [] if moved else [(figure.number, unit) for unit in figure.units]
         yield index, paragraph, figure, holders or next((held[key] for key in keys if key in held), [])
 
 
