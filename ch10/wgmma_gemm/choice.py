@@ -149,6 +149,8 @@ class Rates:
     flops: float = 6.5e6  # of an SM, with random data, which lowers the clock
     bytes_in: float = 106e3  # from L2 into an SM, if the other SM of its pair (TPC) loads as well
     bytes_alone: float = 150e3  # if it does not
+    lines: float = 0.15  # more time take loads of rows that start within lines of 128 bytes
+    sectors: float = 0.4  # and again, if they start within sectors of 32 bytes
     multicast: float = 0.34  # of an operand's cost vanishes as more CTAs share its loads
     latency_us: float = 1.15  # from the issue of a load to its data
     dram_bytes: float = 4.27e6  # of all SMs together
@@ -166,6 +168,7 @@ class Rates:
 DRAM_BYTES = {"NVIDIA H100": 2.9e6, "NVIDIA H20": 3.5e6}
 
 
+@functools.lru_cache
 def rates_of(gpu: str) -> Rates:
     """Return the rates of a GPU by its name: those of the H200, with the memory of the GPU."""
     dram = next(
@@ -224,7 +227,7 @@ def _predict(numbers, m: int, n: int, k: int, sms: int, rates: Rates):
     tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n) * ctas
     steps, pairs = np.ceil(k / depth) * resident, sms // 2
     traffic = ((m + n) * k + m * n) * 2 / rates.dram_bytes / tiles
-    loads = loads * (1 + 0.5 * (k % BOX_K > 0))  # a row that starts within a 128-byte line touches two
+    loads = loads * (1 + rates.lines * (k % BOX_K > 0) + rates.sectors * (k % 16 > 0))
     waves = np.floor(tiles / slots)
     rest = tiles - waves * slots
     # DRAM serves all pairs of SMs alike, and then those with a second tile.
@@ -274,13 +277,19 @@ def _describe_group(more: int, width: int, sms: int, gpu: str) -> np.ndarray:
     return np.array(columns).T
 
 
-def predict(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the waves."""
+@functools.lru_cache(maxsize=256)
+def _describe_families(m: int, sms: int, gpu: str) -> np.ndarray:
+    """Return the columns of all groups, in the order of NAMES."""
     parts = [_describe_group(0, 0, sms, gpu)]
     for more in range(4):
         tiles = math.ceil(m / 256) + more
         parts.append(_describe_group(more + 1, math.ceil(m / tiles / 8) * 8 if tiles <= 11 else 0, sms, gpu))
-    least_m, least_n, least_k, *numbers = np.concatenate(parts, 1)
+    return np.concatenate(parts, 1)
+
+
+def predict(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the waves."""
+    least_m, least_n, least_k, *numbers = _describe_families(m, sms, gpu)
     us, waves = _predict(numbers, m, n, k, sms, rates_of(gpu))
     us[(least_m >= m) | (least_n >= n) | (least_k >= k)] = math.inf
     return us, waves

@@ -114,6 +114,10 @@ class Fp8Config:
         """Return the tiles of C, with those that complete the clusters."""
         return math.ceil(m / self.block_m / self.cluster) * self.cluster * math.ceil(n / self.block_n)
 
+    def waves(self, m: int, n: int, sms: int) -> float:
+        """Return how often the CTAs of a product fill the GPU."""
+        return self.tiles(m, n) * self.splits / (max(sms // self.cluster, 1) * self.cluster)
+
     def grid(self, m: int, n: int, sms: int) -> int:
         """Return the CTAs of a launch: at most one per SM, because each is persistent, and whole clusters."""
         return max(min(self.tiles(m, n) * self.splits, sms // self.cluster * self.cluster), self.cluster)

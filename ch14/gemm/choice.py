@@ -179,6 +179,8 @@ class Rates:
     mma_flops: float = 5.4e6  # and with mma.sync, whose tiles have 16 rows
     smem_bytes: float = 286e3  # that wgmma and TMA move in an SM's shared memory
     bytes_in: float = 133e3  # from L2 into an SM
+    lines: float = 0.2  # more time take loads of rows that start within lines of 128 bytes
+    sectors: float = 0.65  # and again, if they start within sectors of 32 bytes
     latency_us: float = 0.8  # from the issue of a load to its data
     contention: float = 0.12  # of the loads' time is added to the products beside them
     pair: float = 0.61  # how much of a tile's products two programs on an SM lose to each other
@@ -194,6 +196,7 @@ class Rates:
     )
 
 
+@functools.lru_cache
 def rates_of(gpu: str) -> Rates:
     """Return the rates of a GPU by its name: those of the H200, with the memory of the GPU."""
     known, h200 = device.known_gpu(gpu), device.known_gpu("NVIDIA H200")
@@ -240,7 +243,7 @@ def _predict(numbers, splits, m: int, n: int, k: int, sms: int, rates: Rates):
     rest = programs - waves * slots
     together = np.array((slots + 0 * rest, rest))  # programs of a full wave, and of the last one
     beside = np.maximum(np.minimum(resident, np.ceil(together / sms)), 1)  # programs on one SM
-    fetch = beside * loads
+    fetch = beside * loads * (1 + rates.lines * (k % 64 > 0) + rates.sectors * (k % 16 > 0))
     busy = np.where(beside == 1, products + issue, (beside + rates.pair) * products)
     step = np.maximum(np.maximum(busy, fetch), least) + rates.contention * fetch
     dram = 2 * (m * k + n * k + m * n) / rates.dram_bytes / programs * together
@@ -289,13 +292,16 @@ def _describe_group(group: tuple[bool, int] | None, width: int, gpu: str) -> np.
     return np.array(columns).T
 
 
+@functools.lru_cache(maxsize=256)
+def _describe_families(m: int, gpu: str) -> np.ndarray:
+    """Return the columns of all groups, in the order of NAMES."""
+    widths = ((group, _choose_width(m, group[1], group[0]) if group else 0) for group in GROUPS)
+    return np.concatenate([_describe_group(group, width, gpu) for group, width in widths], 1)
+
+
 def predict(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[np.ndarray, np.ndarray]:
     """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the waves."""
-    parts = []
-    for group in GROUPS:
-        width = _choose_width(m, group[1], group[0]) if group else 0
-        parts.append(_describe_group(group, width, gpu))
-    least_m, least_n, *numbers = np.concatenate(parts, 1)
+    least_m, least_n, *numbers = _describe_families(m, gpu)
     tiles = np.ceil(m / numbers[0]) * np.ceil(n / numbers[1])
     splits = np.minimum(np.minimum(sms // tiles, k // (3 * numbers[2])), 16)
     fails = (least_m >= m) | (least_n >= n) | MAY_SPLIT & (splits < 2)

@@ -20,11 +20,11 @@ import numpy as np
 
 from tilelab.runtime import device, files, tuned
 
-# Shapes that correct a prediction, and octaves after which a shape's error counts 0.6 of that of the shape itself:
-# where waves decide, too, and where they are not known.
-NEAREST, REACH = (24, 8), (0.6, 0.8)
-AXES = (2.0, 2.0, 1.0)  # how much an octave counts in M, N and K
-RAGGED = 0.5  # how much it counts that rows start within lines of 128 bytes at one of two shapes only
+NEAREST = 24  # shapes that correct a prediction
+REACH = 0.6  # distance at which a shape's error counts 0.6 of that of the shape itself
+# What an octave counts in the square of that distance: of M, N and K, of the number of waves, and of what the last wave
+# leaves idle. And what counts rows that start within lines of 128 bytes, or within sectors of 32, at one shape only.
+AXES, WAVES, UNALIGNED = (4.0, 4.0, 1.0), (2.0, 4.0), 1.5
 UNKNOWN = 0.05, 0.1  # weight and size of the error that a family is given in advance
 
 Shape = tuple[int, int, int]
@@ -38,12 +38,13 @@ class Table:
     def __init__(
         self, gpu: str, families: Sequence[str], shapes: Sequence[Shape], errors: Sequence[Sequence]
     ):
-        self.gpu, self.shapes = gpu, [(m, n, k) for m, n, k in shapes]
+        order = sorted(range(len(shapes)), key=lambda row: tuple(shapes[row]))
+        self.gpu, self.shapes = gpu, [(m, n, k) for m, n, k in (shapes[row] for row in order)]
         self.places = {family: place for place, family in enumerate(families)}
-        self._errors = np.array(errors, np.float32).reshape(len(shapes), len(families)) / 1000
+        self._errors = np.array(errors, np.float32).reshape(len(shapes), len(families))[order] / 1000
         self._at = np.array([_locate(*shape) for shape in self.shapes], np.float32)
         self._rows = {shape: row for row, shape in enumerate(self.shapes)}
-        self._aligned: dict[tuple[str, ...], tuple] = {}
+        self._aligned: dict[tuple[str, ...], np.ndarray] = {}
 
     @functools.cached_property
     def errors(self) -> list[list[float | None]]:
@@ -81,23 +82,27 @@ class Table:
         its waves, and how full the last one is. predict: a function of (m, n, k, sms, gpu) that returns (times, waves)
         and takes columns of n and k. Shapes for which `without` is true do not count. A measured shape counts alone.
         """
-        learned, plain = self._align(names, predict if waves is not None else None), waves is None
+        learned = self._align(names, predict if waves is not None else None)
         if without is None and shape in self._rows:
             rows, distances = np.array([self._rows[shape]]), np.zeros(1, np.float32)
         else:
-            apart = self._at - np.array(_locate(*shape), np.float32)
+            here = np.array(_locate(*shape), np.float32)
+            first, last = self._at[:, 0].searchsorted((here[0] - OCTAVE, here[0] + OCTAVE))
+            if without or last - first < 4 * NEAREST:
+                first, last = 0, len(self.shapes)
+            apart = self._at[first:last] - here
             distances = (apart * apart) @ _ONES
             if without:
                 distances[[row for row, each in enumerate(self.shapes) if without(each)]] = np.inf
-            rows = distances.argpartition(min(NEAREST[plain], len(distances) - 1))[: NEAREST[plain]]
-            distances = distances[rows]
+            rows = distances.argpartition(min(NEAREST, len(distances) - 1))[:NEAREST]
+            distances, rows = distances[rows], rows + first
         near = learned.take(rows, 0)
         weights = distances[:, None]
         if waves is not None:
             apart = near[:, 2:] - _describe_waves(waves)
             apart *= apart
             weights = weights + apart[:, 0] + apart[:, 1]
-        weights = np.exp(weights * np.float32(-0.5 / REACH[plain] ** 2)) * near[:, 1]
+        weights = np.exp(-weights) * near[:, 1]
         total, sums = weights.sum(0), (weights * near[:, 0]).sum(0)
         advance, more = UNKNOWN
         more = advance * (float(sums.sum()) / max(float(total.sum()), 1e-9) + more)
@@ -105,17 +110,21 @@ class Table:
 
 
 _ONES = np.ones(4, np.float32)
+_SCALES = tuple(math.sqrt(axis / 2) / REACH for axis in (*AXES, UNALIGNED))
+OCTAVE = _SCALES[0]  # of M, beyond which nothing counts
+_WAVE_SCALES = np.sqrt(np.array(WAVES, np.float32) / 2)[:, None] / REACH
 
 
 def _locate(m: int, n: int, k: int) -> tuple[float, ...]:
-    """Return where a shape lies, so that the distance of two says how alike they are."""
-    octaves = (math.sqrt(axis) * math.log2(extent) for axis, extent in zip(AXES, (m, n, k)))
-    return *octaves, RAGGED**0.5 * (k % 64 > 0)
+    """Return where a shape lies: two shapes count for each other exp(-d²), and d is how far apart they lie."""
+    place = math.log2(m), math.log2(n), math.log2(k), (k % 64 > 0) + (k % 16 > 0)
+    return tuple(scale * at for scale, at in zip(_SCALES, place))
 
 
 def _describe_waves(waves: np.ndarray) -> np.ndarray:
-    """Return octaves of the number of waves, and of what the last one leaves idle."""
-    return np.log2(np.array((np.minimum(waves, 8), np.ceil(waves) / waves), np.float32))
+    """Return the place of the number of waves, and of what the last one leaves idle, as `_locate` does."""
+    found = np.log2(np.array((np.minimum(waves, 8), np.ceil(waves) / waves), np.float32))
+    return found * (_WAVE_SCALES if waves.ndim == 1 else _WAVE_SCALES[:, :, None])
 
 
 def path(kernel: str, gpu: str) -> pathlib.Path:
@@ -162,13 +171,34 @@ def order(
 
 
 def rank(
-    kernel: str, gpu: str, predicted: Mapping[str, float], m: int, n: int, k: int
+    kernel: str,
+    gpu: str,
+    predicted: Mapping[str, float],
+    m: int,
+    n: int,
+    k: int,
+    count_waves: Callable[[int, int, int], Mapping[str, float]] | None = None,
 ) -> tuple[list[str], str]:
-    """Return the families of {family: predicted µs}, the fastest first, and what `order` says of it."""
-    table = _find(kernel, gpu)
+    """Return the families of {family: predicted µs}, the fastest first, and what `order` says of it.
+
+    count_waves: a function of a shape that returns {family: how often its tiles fill the GPU}.
+    """
+    table, waves, predict = _find(kernel, gpu), None, None
     names = tuple(dict.fromkeys((*(table.places if table else ()), *predicted)))
     us = np.array([predicted.get(name, math.inf) for name in names])
-    places, why = order(kernel, gpu, names, us, (m, n, k))
+    if count_waves:
+
+        def list_waves(*shape: int) -> list[float]:
+            found = count_waves(*shape)
+            return [found.get(name, 1.0) for name in names]
+
+        def predict(m, n, k, *_):
+            return us, np.array(
+                [list_waves(m, *pair) for pair in zip(n.ravel().tolist(), k.ravel().tolist())]
+            )
+
+        waves = np.array(list_waves(m, n, k))
+    places, why = order(kernel, gpu, names, us, (m, n, k), waves, predict)
     return [names[place] for place in places if names[place] in predicted], why
 
 
