@@ -46,11 +46,11 @@ def test_errors_at_as_full_a_last_wave_count_more():
     """Both shapes are as near; at the first, "small" fills its last wave as it does here."""
 
     def predict(m, n, k, sms, gpu):
-        return np.full((*np.shape(n)[:1], 1), 10.0), 1.0 + 0.02 * (np.asarray(n) > 64)
+        return np.full((*np.shape(n)[:1], 1), 10.0), 1.0 + 0.02 * (np.asarray([n]) > 64)
 
     table = choice.Table("GPU", ["small"], [(64, 64, 64), (64, 128, 64)], [[500], [-500]])
-    (here,), _ = table.correct(("small",), np.array([10.0]), (64, 90, 64), np.array([1.0]), predict)
-    (alike,), _ = table.correct(("small",), np.array([10.0]), (64, 91, 64), np.array([1.02]), predict)
+    (here,), _ = table.correct(("small",), np.array([10.0]), (64, 90, 64), np.array([[1.0]]), predict)
+    (alike,), _ = table.correct(("small",), np.array([10.0]), (64, 91, 64), np.array([[1.02]]), predict)
     assert here > 11 > 9 > alike
 
 
