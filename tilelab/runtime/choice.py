@@ -186,26 +186,26 @@ def rank(
     m: int,
     n: int,
     k: int,
-    count_waves: Callable[[int, int, int], Mapping[str, float]] | None = None,
+    find_traits: Callable[[int, int, int], Mapping[str, tuple[float, ...]]] | None = None,
 ) -> tuple[list[str], str]:
     """Return the families of {family: predicted µs}, the fastest first, and what `order` says of it.
 
-    count_waves: a function of a shape that returns {family: how often its tiles fill the GPU}.
+    find_traits: a function of a shape that returns {family: its traits}, of which there are two.
     """
     table, traits, predict = _find(kernel, gpu), None, None
     names = tuple(dict.fromkeys((*(table.places if table else ()), *predicted)))
     us = np.array([predicted.get(name, math.inf) for name in names])
-    if count_waves:
+    if find_traits:
 
-        def list_waves(*shape: int) -> list[float]:
-            found = count_waves(*shape)
-            return [found.get(name, 1.0) for name in names]
+        def list_traits(*shape: int) -> list[tuple[float, ...]]:
+            found = find_traits(*shape)
+            return [found.get(name, (1.0, 0.0)) for name in names]
 
         def predict(m, n, k, *_):
             pairs = zip(n.ravel().tolist(), k.ravel().tolist())
-            return us, np.array([[list_waves(m, *pair) for pair in pairs]])
+            return us, np.moveaxis(np.array([list_traits(m, *pair) for pair in pairs]), 2, 0)
 
-        traits = np.array([list_waves(m, n, k)])
+        traits = np.array(list_traits(m, n, k)).T
     places, why = order(kernel, gpu, names, us, (m, n, k), traits, predict)
     return [names[place] for place in places if names[place] in predicted], why
 

@@ -54,6 +54,18 @@ def test_errors_at_as_full_a_last_wave_count_more():
     assert here > 11 > 9 > alike
 
 
+def test_errors_at_tiles_as_full_count_more():
+    """At one measured shape, "small" takes twice the prediction, with tiles that are half empty."""
+
+    def find_traits(m, n, k):
+        return {"small": (1.0, float(n > 64)), "large": (1.0, 0.0)}
+
+    measured = [((64, n, 64), {"small": 19.0 if n > 64 else 10.0, "large": 11.0}) for n in (64, 128)]
+    choice.keep("gemm", "GPU", measured, predict)
+    for n, fastest in (65, "large"), (64, "small"):
+        assert choice.rank("gemm", "GPU", predict(63, n, 64), 63, n, 64, find_traits)[0][0] == fastest
+
+
 def test_without_a_table_the_model_decides():
     assert choice.rank("gemm", "GPU", predict(1, 64, 1), 1, 64, 1) == (["small", "large"], "by the model")
     choice.path("gemm", "GPU").parent.mkdir(parents=True)
