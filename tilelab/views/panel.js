@@ -134,6 +134,7 @@ function render({ model, el }) {
   const progress = h("progress", { class: "tiles-progress", max: 1, "aria-label": "progress of the sweep" });
   const status = h("div", { class: "tiles-status", role: "status" });
   const answer = h("div");
+  const words = h("p", { class: "tiles-words" });
   const menuBox = h("div", { class: "tiles-menus" }, ...Object.entries(MENU_LABELS).map(([name, text]) =>
     h("label", { class: `tiles-menu tiles-menu-${name}` }, h("span", {}, text), menus[name])));
   const actions = h("div", { class: "tiles-actions" },
@@ -183,7 +184,7 @@ function render({ model, el }) {
         h("p", {}, live ? "Choose a kernel, and select a cell of the map: each is a configuration. Run tries them on this machine."
           : "Select a cell of the map: each is a configuration. Other kernels and Run follow in some seconds.")),
       live && menuBox, h("div", { class: "tiles-run-line" }, live && actions,
-        h("div", { class: "tiles-said" }, live && progress, status)), answer,
+        h("div", { class: "tiles-said" }, live && progress, status)), answer, words,
       h("div", { class: "tiles-main" }, mapPane, h("div", { class: "tiles-side" }, upper.pane, lower.pane))),
     tip, code);
   el.append(root);
@@ -431,6 +432,14 @@ function render({ model, el }) {
     ].filter(Boolean));
   }
 
+  // What the words mean in the name of the selected configuration, or else of the fastest one.
+  function drawWords() {
+    const named = rows()[selected >= 0 ? selected : data.state.best ?? data.state.order[0]], { words: meanings = {} } = data.choice;
+    const said = named ? [...named.kernel.split(" · "), named.ratio ? `× ${data.choice.peer}` : ""] : [];
+    words.replaceChildren(...said.filter(word => meanings[word]).map(word =>
+      h("span", {}, h("b", {}, word), `: ${meanings[word]}`)));
+  }
+
   function markRows() {
     const at = selected >= 0 ? cellOf[selected] : null;
     for (const cell of cells) {
@@ -446,6 +455,7 @@ function render({ model, el }) {
     }
     chosen.textContent = at ? describeShortly(selected) : "";
     drawLegend();
+    drawWords();
   }
 
   function moveSelection(event) {
