@@ -37,7 +37,8 @@ SHAPE = (1, 16, 2048, 128)
 # The role of each warp that is stamped. Triton gives the producer one of the four warps after the consumers'.
 ROLES = {0: "consumer 0", 4: "consumer 1", **dict.fromkeys(range(8, 12), "producer")}
 # Stamps lie in the shared memory that the kernel leaves free: 512 for each of six warps, with clocks of 32 bits. If all
-# 12 warps were stamped, 256 for each would be too few, and Proton would drop the oldest.
+# 12 warps were stamped, 256 for each would be too few, and Proton would drop the oldest. Beside a second tile of Q it
+# would be 32.
 MODE = (
     f"default:sampling_strategy=selective:sampling_options={','.join(map(str, ROLES))}:optimizations=clock32"
 )
@@ -48,10 +49,11 @@ LIMIT_S = 90  # of the process that records
 def launch(q, k, v, out, config: AttentionConfig = CONFIG) -> None:
     """Launch the kernel through Triton, without a causal mask: Proton sees no other launches.
 
-    It does not start early: Proton clears its buffer just before, which would then erase the first stamps.
+    It has one tile of Q instead of two, so there is room for the stamps. It does not start early: Proton clears its
+    buffer just before.
     """
     kernel, grid, arguments, options = attention.bind(q, k, v, out, False, None, config)
-    kernel[grid](**arguments, **{**options, "launch_pdl": False})
+    kernel[grid](**arguments, **{**options, "Q_STAGES": 1, "launch_pdl": False})
 
 
 def time_kernel(launch) -> float | None:
@@ -111,7 +113,7 @@ def read_trace(trace: dict, stages: int = CONFIG.num_stages, gpu: str = "", date
     """Return the recording of the first CTA in Proton's Chrome trace.
 
     The ring has a stage for each tile of K and of V, and one for Q. Proton writes cycles as if the clock were 1 GHz, in
-    microseconds. ValueError for a trace without the kernel's scopes.
+    microseconds. ValueError for a trace without the kernel's scopes, or without the first of them.
     """
     events = [
         event
@@ -137,7 +139,10 @@ def read_trace(trace: dict, stages: int = CONFIG.num_stages, gpu: str = "", date
     zero = min(event["ts"] for lane in lanes.values() for event in lane)
     rows = []
     for warp, lane in lanes.items():
-        rows += _read_lane(ROLES[warp], sorted(lane, key=lambda event: event["ts"]), zero, stages)
+        lane.sort(key=lambda event: event["ts"])
+        if lane[0]["name"].split()[1:2] != ["q"]:  # each role begins with a wait for Q
+            raise ValueError(f"Proton has dropped the first events of the {ROLES[warp]}.")
+        rows += _read_lane(ROLES[warp], lane, zero, stages)
     recording = timeline.make_recording(
         "attention",
         rows,

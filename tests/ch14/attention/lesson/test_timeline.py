@@ -44,11 +44,13 @@ backends["nvidia"].compiler.instrumentation = Instrumentation(
     {"ttgpuir_to_llvmir": to_llvm_ir, "llvmir_to_llvm": to_llvm})
 kernel, job = hopper_kernel.attention_hopper_kernel, attention.job(timeline.CONFIG, "sm_90a")
 signature = {name: job.signature.get(name, "constexpr") for name in kernel.arg_names}
-binary = triton.compile(GluonASTSource(kernel, signature, job.constants, {}), target=GPUTarget("cuda", 90, 32),
+constants = job.constants | {"Q_STAGES": 1}  # as timeline.launch
+binary = triton.compile(GluonASTSource(kernel, signature, constants, {}), target=GPUTarget("cuda", 90, 32),
                         options={"num_warps": job.num_warps, "instrumentation_mode": str(mode)})
 names = sorted(set(re.findall(r'proton.record start "([^"]+)"', binary.asm["source"])))
 ended = sorted(set(re.findall(r'proton.record end "([^"]+)"', binary.asm["source"])))
 assert names == ended
+assert binary.metadata.profile_scratch_size >= len(timeline.ROLES) * 512 * 8  # bytes of stamps
 print(binary.metadata.shared, len(re.findall("%clock", binary.asm["ptx"])), ", ".join(names))
 """
 
@@ -179,6 +181,9 @@ def test_a_trace_without_scopes_is_refused():
             {"traceEvents": [{"ph": "X", "name": "kernel", "pid": "", "tid": "", "ts": 0, "dur": 1}]}
         )
     trace = make_trace()
+    late = [event for event in trace["traceEvents"] if event.get("name") not in ("wait q full", "store")]
+    with pytest.raises(ValueError, match="has dropped the first events of the consumer"):
+        recorder.read_trace({"traceEvents": late})
     trace["traceEvents"][2]["tid"] = "warp 2 (line 0)"
     with pytest.raises(ValueError, match="the roles are those of"):
         recorder.read_trace(trace)
