@@ -288,25 +288,25 @@ def _describe_families(m: int, sms: int, gpu: str) -> np.ndarray:
 
 
 def predict(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the waves."""
+    """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the traits."""
     least_m, least_n, least_k, *numbers = _describe_families(m, sms, gpu)
     us, waves = _predict(numbers, m, n, k, sms, rates_of(gpu))
     us[(least_m >= m) | (least_n >= n) | (least_k >= k)] = math.inf
-    return us, waves
+    return us, np.array((waves, choice.measure_padding(m, n, *numbers[:2])))
 
 
 def correct(
     table: choice.Table, m: int, n: int, k: int, without: Callable[[choice.Shape], bool] | None = None
 ) -> dict[str, float]:
     """Return the corrected time of each family on the table's GPU; shapes for which `without` is true do not count."""
-    us, waves = predict(m, n, k, choice.SMS, table.gpu)
-    corrected, _ = table.correct(NAMES, us, (m, n, k), waves, predict, without)
+    us, traits = predict(m, n, k, choice.SMS, table.gpu)
+    corrected, _ = table.correct(NAMES, us, (m, n, k), traits, predict, without)
     return {name: time for name, time in zip(NAMES, corrected.tolist()) if time < math.inf}
 
 
 def rank(m: int, n: int, k: int, sms: int, gpu: str, most: int = len(NAMES)) -> tuple[list[WgmmaConfig], str]:
     """Return the `most` fastest candidates for C (m, n) with inner extent k in order, and what the order rests on."""
-    us, waves = predict(m, n, k, sms, gpu)
-    order, why = choice.order("wgmma_gemm", gpu, NAMES, us, (m, n, k), waves, predict)
+    us, traits = predict(m, n, k, sms, gpu)
+    order, why = choice.order("wgmma_gemm", gpu, NAMES, us, (m, n, k), traits, predict)
     found = (FAMILIES[NAMES[place]].config(m, n, k) for place in order[:most])
     return [config for config in found if config], why

@@ -71,10 +71,10 @@ def rank(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[list[Fp8Co
     families = candidates(m, n, k, sms, mx)
     predicted = {name: predict_us(config, m, n, k, sms) for name, config in families.items()}
 
-    def count_waves(m: int, n: int, k: int) -> dict[str, float]:
-        return {name: each.waves(m, n, choice.SMS) for name, each in candidates(m, n, k, choice.SMS).items()}
+    def find_traits(m: int, n: int, k: int) -> dict[str, tuple[float, float]]:
+        return {name: each.traits(m, n, choice.SMS) for name, each in candidates(m, n, k, choice.SMS).items()}
 
-    ranked, why = choice.rank("fp8", device.current().name or "", predicted, m, n, k, count_waves)
+    ranked, why = choice.rank("fp8", device.current().name or "", predicted, m, n, k, find_traits)
     return [families[name] for name in ranked], why
 
 

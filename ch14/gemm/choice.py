@@ -277,18 +277,19 @@ MAY_SPLIT = np.array([FAMILIES[name].is_split for name in NAMES])
 
 @functools.lru_cache(maxsize=1024)
 def _describe_group(group: tuple[bool, int] | None, width: int, gpu: str) -> np.ndarray:
-    """Return a column for each family of a group: the least M and N, and what `_predict` knows."""
+    """Return a column for each family of a group: the least M and N, the parts of a tile, and what `_predict` knows."""
     columns, rates = [], rates_of(gpu)
     for family in GROUPS[group]:
         wide = family._replace(block_n=family.block_n or width, more=0, is_round=False, is_split=False)
         config = _fill(wide, 2 if family.is_split else 1) if wide.block_n else None
         if not config:
-            columns.append([math.inf] * 2 + [1.0] * 12)
+            columns.append([math.inf] * 2 + [1.0] * 13)
             continue
         along_m = wide.block_n if family.swap else wide.block_m
         least_m = along_m / 2 if family.block_n and along_m >= 32 else 0.0
         least_n = wide.block_m / 2 if family.block_n and family.swap else 0.0
-        columns.append([least_m, least_n, *_describe(config, rates)])
+        parts = (wide.block_n if family.swap else config.block_n).bit_count()
+        columns.append([least_m, least_n, parts, *_describe(config, rates)])
     return np.array(columns).T
 
 
@@ -300,19 +301,19 @@ def _describe_families(m: int, gpu: str) -> np.ndarray:
 
 
 def predict(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the waves."""
-    least_m, least_n, *numbers = _describe_families(m, gpu)
+    """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the traits."""
+    least_m, least_n, parts, *numbers = _describe_families(m, gpu)
     tiles = np.ceil(m / numbers[0]) * np.ceil(n / numbers[1])
     splits = np.minimum(np.minimum(sms // tiles, k // (3 * numbers[2])), 16)
     fails = (least_m >= m) | (least_n >= n) | MAY_SPLIT & (splits < 2)
     us, waves = _predict(numbers, np.where(MAY_SPLIT & ~fails, splits, 1), m, n, k, sms, rates_of(gpu))
     us[fails] = math.inf
-    return us, waves
+    return us, np.array((waves, choice.measure_padding(m, n, *numbers[:2]), parts + 0 * waves))
 
 
 def rank(m: int, n: int, k: int, sms: int, gpu: str, most: int = len(NAMES)) -> tuple[list[GemmConfig], str]:
     """Return the `most` fastest candidates for C (m, n) with inner extent k in order, and what the order rests on."""
-    us, waves = predict(m, n, k, sms, gpu)
-    order, why = choice.order("gemm", gpu, NAMES, us, (m, n, k), waves, predict)
+    us, traits = predict(m, n, k, sms, gpu)
+    order, why = choice.order("gemm", gpu, NAMES, us, (m, n, k), traits, predict)
     found = (FAMILIES[NAMES[place]].config(m, n, k, sms) for place in order[:most])
     return [config for config in found if config], why

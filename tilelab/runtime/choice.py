@@ -22,9 +22,10 @@ from tilelab.runtime import device, files, tuned
 
 NEAREST = 24  # shapes that correct a prediction
 REACH = 0.6  # distance at which a shape's error counts 0.6 of that of the shape itself
-# What an octave counts in the square of that distance: of M, N and K, of the number of waves, and of what the last wave
-# leaves idle. And what counts rows that start within lines of 128 bytes, or within sectors of 32, at one shape only.
-AXES, WAVES, UNALIGNED = (4.0, 4.0, 1.0), (2.0, 4.0), 1.5
+# What an octave counts in the square of that distance: of M, N and K; of waves, of what the last one leaves idle, and
+# of padding. A part of a tile counts TRAITS[3]. UNALIGNED counts if the rows of only one of two shapes start within
+# lines of 128 bytes, and again for sectors of 32.
+AXES, TRAITS, UNALIGNED = (4.0, 4.0, 1.0), (2.0, 4.0, 10.0, 2.0), 1.5
 UNKNOWN = 0.05, 0.1  # weight and size of the error that a family is given in advance
 
 Shape = tuple[int, int, int]
@@ -52,18 +53,19 @@ class Table:
         return [[None if each != each else round(each, 3) for each in row] for row in self._errors.tolist()]
 
     def _align(self, names: tuple[str, ...], predict: Predict | None) -> np.ndarray:
-        """Return for each shape and family of `names`: the error, whether it is known, and `_describe_waves`."""
+        """Return for each shape and family of `names`: the error, whether it is known, and `_place_traits`."""
         if names not in self._aligned:
             errors = np.full((len(self.shapes), len(self.places) + 1), np.nan, np.float32)
             errors[:, :-1] = self._errors
             errors = errors[:, [self.places.get(name, -1) for name in names]]
             rows = np.nan_to_num(errors), (~np.isnan(errors)).astype(np.float32)
             if predict:
-                waves, (m, n, k) = np.empty(errors.shape), np.array(self.shapes)[:, :, None].swapaxes(0, 1)
+                m, n, k = np.array(self.shapes)[:, :, None].swapaxes(0, 1)
+                found = {}
                 for tokens in set(m[:, 0].tolist()):
                     at = np.flatnonzero(m[:, 0] == tokens)
-                    waves[at] = predict(tokens, n[at], k[at], SMS, self.gpu)[1]
-                rows = *rows, *_describe_waves(waves)
+                    found |= zip(at.tolist(), predict(tokens, n[at], k[at], SMS, self.gpu)[1].swapaxes(0, 1))
+                rows = *rows, *_place_traits(np.stack([found[row] for row in range(len(m))], 1))
             self._aligned[names] = np.stack(rows, 1)
         return self._aligned[names]
 
@@ -72,17 +74,18 @@ class Table:
         names: tuple[str, ...],
         us: np.ndarray,
         shape: Shape,
-        waves: np.ndarray | None = None,
+        traits: np.ndarray | None = None,
         predict: Predict | None = None,
         without: Callable[[Shape], bool] | None = None,
     ) -> tuple[np.ndarray, int]:
         """Return the corrected times of families from their predicted ones, and the row of the nearest shape.
 
-        waves: how often a family's tiles fill the GPU. Then a shape counts the more for a family, the more alike are
-        its waves, and how full the last one is. predict: a function of (m, n, k, sms, gpu) that returns (times, waves)
-        and takes columns of n and k. Shapes for which `without` is true do not count. A measured shape counts alone.
+        traits: rows of what decides beside the extents how alike two shapes are for a family: how often its tiles fill
+        the GPU, and where known `measure_padding` and the parts of a tile. predict: a function of (m, n, k, sms, gpu)
+        that returns (times, traits) and takes columns of n and k. Shapes for which `without` is true do not count. A
+        measured shape counts alone.
         """
-        learned = self._align(names, predict if waves is not None else None)
+        learned = self._align(names, predict if traits is not None else None)
         if without is None and shape in self._rows:
             rows, distances = np.array([self._rows[shape]]), np.zeros(1, np.float32)
         else:
@@ -98,10 +101,10 @@ class Table:
             distances, rows = distances[rows], rows + first
         near = learned.take(rows, 0)
         weights = distances[:, None]
-        if waves is not None:
-            apart = near[:, 2:] - _describe_waves(waves)
+        if traits is not None:
+            apart = near[:, 2:] - _place_traits(traits)
             apart *= apart
-            weights = weights + apart[:, 0] + apart[:, 1]
+            weights = apart.sum(1) + weights
         weights = np.exp(-weights) * near[:, 1]
         total, sums = weights.sum(0), (weights * near[:, 0]).sum(0)
         advance, more = UNKNOWN
@@ -112,7 +115,7 @@ class Table:
 _ONES = np.ones(4, np.float32)
 _SCALES = tuple(math.sqrt(axis / 2) / REACH for axis in (*AXES, UNALIGNED))
 OCTAVE = _SCALES[0]  # of M, beyond which nothing counts
-_WAVE_SCALES = np.sqrt(np.array(WAVES, np.float32) / 2)[:, None] / REACH
+_TRAIT_SCALES = np.sqrt(np.array(TRAITS, np.float32) / 2) / REACH
 
 
 def _locate(m: int, n: int, k: int) -> tuple[float, ...]:
@@ -121,10 +124,16 @@ def _locate(m: int, n: int, k: int) -> tuple[float, ...]:
     return tuple(scale * at for scale, at in zip(_SCALES, place))
 
 
-def _describe_waves(waves: np.ndarray) -> np.ndarray:
-    """Return the place of the number of waves, and of what the last one leaves idle, as `_locate` does."""
-    found = np.log2(np.array((np.minimum(waves, 8), np.ceil(waves) / waves), np.float32))
-    return found * (_WAVE_SCALES if waves.ndim == 1 else _WAVE_SCALES[:, :, None])
+def measure_padding(m: int, n: int, tile_m: np.ndarray, tile_n: np.ndarray) -> np.ndarray:
+    """Return the octaves by which tiles are larger together than C."""
+    return np.log2(np.ceil(m / tile_m) * tile_m * np.ceil(n / tile_n) * tile_n / (m * n))
+
+
+def _place_traits(traits: np.ndarray) -> np.ndarray:
+    """Return where families lie by their number of waves, what the last one leaves idle, and their other traits."""
+    waves, *others = traits
+    found = np.array((np.log2(np.minimum(waves, 8)), np.log2(np.ceil(waves) / waves), *others), np.float32)
+    return found * _TRAIT_SCALES[: len(found)].reshape(-1, *[1] * waves.ndim)
 
 
 def path(kernel: str, gpu: str) -> pathlib.Path:
@@ -152,19 +161,19 @@ def order(
     names: tuple[str, ...],
     us: np.ndarray,
     shape: Shape,
-    waves: np.ndarray | None = None,
+    traits: np.ndarray | None = None,
     predict: Predict | None = None,
 ) -> tuple[list[int], str]:
     """Return the places of families, the fastest first, and in words what the order rests on.
 
-    us: the predicted times of the families `names`; `waves` and `predict` are described at `Table.correct`. Without a
+    us: the predicted times of the families `names`; `traits` and `predict` are described at `Table.correct`. Without a
     table of this GPU, the one of an H200 serves: the model knows the rates of the GPU here, and how it errs depends on
     the kernel more than on the GPU.
     """
     table = _find(kernel, gpu)
     if table is None:
         return us.argsort().tolist(), "by the model"
-    corrected, row = table.correct(names, us, shape, waves, predict)
+    corrected, row = table.correct(names, us, shape, traits, predict)
     where = "" if table.gpu == gpu else f" on an {table.gpu}"
     nearest = " × ".join(map(str, table.shapes[row]))
     return corrected.argsort().tolist(), f"by the model and its errors near {nearest}{where}"
@@ -177,28 +186,27 @@ def rank(
     m: int,
     n: int,
     k: int,
-    count_waves: Callable[[int, int, int], Mapping[str, float]] | None = None,
+    find_traits: Callable[[int, int, int], Mapping[str, tuple[float, ...]]] | None = None,
 ) -> tuple[list[str], str]:
     """Return the families of {family: predicted µs}, the fastest first, and what `order` says of it.
 
-    count_waves: a function of a shape that returns {family: how often its tiles fill the GPU}.
+    find_traits: a function of a shape that returns {family: its traits}, of which there are two.
     """
-    table, waves, predict = _find(kernel, gpu), None, None
+    table, traits, predict = _find(kernel, gpu), None, None
     names = tuple(dict.fromkeys((*(table.places if table else ()), *predicted)))
     us = np.array([predicted.get(name, math.inf) for name in names])
-    if count_waves:
+    if find_traits:
 
-        def list_waves(*shape: int) -> list[float]:
-            found = count_waves(*shape)
-            return [found.get(name, 1.0) for name in names]
+        def list_traits(*shape: int) -> list[tuple[float, ...]]:
+            found = find_traits(*shape)
+            return [found.get(name, (1.0, 0.0)) for name in names]
 
         def predict(m, n, k, *_):
-            return us, np.array(
-                [list_waves(m, *pair) for pair in zip(n.ravel().tolist(), k.ravel().tolist())]
-            )
+            pairs = zip(n.ravel().tolist(), k.ravel().tolist())
+            return us, np.moveaxis(np.array([list_traits(m, *pair) for pair in pairs]), 2, 0)
 
-        waves = np.array(list_waves(m, n, k))
-    places, why = order(kernel, gpu, names, us, (m, n, k), waves, predict)
+        traits = np.array(list_traits(m, n, k)).T
+    places, why = order(kernel, gpu, names, us, (m, n, k), traits, predict)
     return [names[place] for place in places if names[place] in predicted], why
 
 
