@@ -402,14 +402,16 @@ function render({ model, el }) {
     source.textContent = timed ? (overlaid ? data.choice.source : "") : "no recorded time for this choice";
     const parts = [];
     if (known.length && rows().some(row => row.status === "ok")) {
-      const span = Math.exp(findSpan(known)), ends = [Math.min(...known), Math.max(...known)];
+      const ends = [Math.min(...known), Math.max(...known)];
       if (lessIsBetter) ends.reverse();
-      const texts = field === "ratio" ? [`≤ ${(1 / span).toFixed(2)}`, "1.00", `≥ ${span.toFixed(2)}`]
-        : ends.map(end => formatNumber(end, field));
       const bar = (from, to) => h("i", { style: `background: linear-gradient(90deg, ${[0, 1, 2, 3, 4].map(step =>
         `rgb(${shadeColor(from + (to - from) * step / 4, field)})`)})` });
-      parts.push(...(texts.length > 2 ? [texts[0], bar(0, 0.5), texts[1], bar(0.5, 1), texts[2]]
-        : [texts[0], bar(0, 1), texts[1]]));
+      if (field === "ratio") { // around 1, as far as the ratios reach
+        const span = Math.exp(findSpan(known)), [below, above] = ends.map(end => shade(end, known, field));
+        if (below <= 0.45) parts.push(ends[0] * span < 1 ? `≤ ${(1 / span).toFixed(2)}` : ends[0].toFixed(2), bar(below, 0.5));
+        parts.push("1.00");
+        if (above >= 0.55) parts.push(bar(0.5, above), ends[1] > span ? `≥ ${span.toFixed(2)}` : ends[1].toFixed(2));
+      } else parts.push(formatNumber(ends[0], field), bar(0, 1), formatNumber(ends[1], field));
     }
     scale.replaceChildren(...parts);
   }
