@@ -52,9 +52,10 @@ def opened(browser, folder: pathlib.Path, view: views.View, size="wide", scheme=
     assert not errors
 
 
-def photograph(page, name: str) -> None:
-    """Keep a picture of the whole page in build/screenshots."""
-    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+def photograph(page, name: str, full_page: bool = True) -> None:
+    """Keep a picture of the page in build/screenshots where TILES_SCREENSHOTS asks for it: all take half a minute."""
+    if os.environ.get("TILES_SCREENSHOTS"):
+        page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=full_page)
 
 
 def longest_answer_ms(limit_ms: float) -> float:

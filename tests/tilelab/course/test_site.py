@@ -12,7 +12,7 @@ import nbconvert
 import nbformat
 import pytest
 from cases import cases
-from view_pages import COLOURS, CROWDED, SCREENSHOTS
+from view_pages import COLOURS, CROWDED, SCREENSHOTS, photograph
 
 from tilelab import views
 from tilelab.course import notebook, site
@@ -385,7 +385,7 @@ def test_views_work_on_a_page_and_a_view_that_fails_leaves_its_picture(small_pag
     path = small_page(_view(3, "</script>"), still, _view(7), still, _view(-1), still)
     with _opened(browser, NARROW, "dark") as (page, faults):
         page.goto(path.as_uri())
-        page.screenshot(path=SCREENSHOTS / "site-view-390-dark.png")
+        photograph(page, "site-view-390-dark", full_page=False)
         dials = page.locator(".tiles-dial")
         assert dials.all_inner_texts() == ["3more</script>", "7more"]
         dials.nth(1).get_by_role("button").click()

@@ -216,6 +216,7 @@ def test_a_recording_fills_every_preset(kernel, monkeypatch):
     monkeypatch.setattr(module, "Sweep", in_place_of_sweep, raising=False)
     results.EXPERIMENTS[kernel.record]()
     shape = next(iter(kernel.shapes.values()))
+    assert swept
     for dtype in {dtype for _, dtype in swept}:
         space = kernel(shape, dtype, "sm_90a")
         for preset, configs in kernel.presets.items():
