@@ -41,13 +41,7 @@ UNITS = {
     "seconds": ("time", 1), "cycles": ("cycles", 1), "clocks": ("cycles", 1), "TFLOP/s": ("operations", 1e12),
     "GB/s": ("bytes", 1e9), "TB/s": ("bytes", 1e12), "GHz": ("clock", 1), "W": ("power", 1),
 }  # fmt: skip
-KEYS = {
-    "us": "µs",
-    "tflops": "TFLOP/s",
-    "gbps": "GB/s",
-    "percent": "%",
-    "ghz": "GHz",
-}  # of records; others are units
+KEYS = {"us": "µs", "tflops": "TFLOP/s", "gbps": "GB/s", "percent": "%", "ghz": "GHz"}  # of records
 UNIT = "(?:" + "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True)) + r")(?![\w/])"
 # Neither an exponent, nor the spread behind ±, nor a whole factor or result of an expression.
 NUMBER = (
@@ -66,12 +60,10 @@ IGNORED = re.compile(  # versions and dates
     r"(?:torch|Triton|CUDA|Python|PTX|ptxas|driver|version|sm|SM)[ -][\d.]+\d(?: (?:or|to|and) [\d.]+\d)?"
     r"|\d+\.\d+\.\d[\w.]*|\d+-\d\d-\d\d"
 )
-CLAIM = re.compile(
-    r"promises|(?:the|a|another) note (?:says|goes|measured|reports)|datasheet|holds if", re.IGNORECASE
-)
+CLAIM = re.compile(r"(?i)promises|(?:the|a|another) note (?:says|goes|measured|reports)|datasheet|holds if")
 COMPARES = re.compile(
     r"\b(?:as (?:fast|long|much|many)|times the|of the|speed|time|faster|slower|more|less|gain|cost|lose|save|longer"
-    r"|shorter|within|behind|ahead|fall|bring|differ)"
+    r"|shorter|within|behind|ahead|fall|bring|differ|runs at)"
 )
 RECORD = r"ch\d\d_\w+|ceilings|start_\w+|sweep_\w+"
 GENERATED = ("stacks.md", "reliability.md", "field-notes.md")  # the last one tells only what the notes say
@@ -95,9 +87,8 @@ class Figure:
     def scale(self, value: Value) -> list[float]:
         """Return a value in each of the figure's units that measures the same; a value without a unit fits all."""
         if not value.unit:
-            return [
-                value.number * 10.0**exponent for exponent in (-6, -3, 0, 2 if "%" in self.units else 0, 3, 6)
-            ]
+            exponents = (-6, -3, 0, 3, 6, *([2] if "%" in self.units else []))
+            return [value.number * 10.0**exponent for exponent in exponents]
         kind, scale = UNITS[value.unit]
         return [value.number * scale / UNITS[unit][1] for unit in self.units if UNITS[unit][0] == kind]
 
@@ -131,12 +122,12 @@ def read_figures(text: str, heading: str | None = None) -> Iterator[Figure]:
             whole, _, decimals = number.replace(",", "").partition(".")
             if unit == "×" and not decimals and re.match(r"\s?(?:[(`@]|\w\b|[A-Z]{3})", text[match.end() :]):
                 continue  # a tile of 128 × `n`, or 8 × LDGSTS
-            counts = (
-                decimals or (last and UNITS[last][0] != "ratio")
-                if heading is not None
-                else len(decimals) in (2, 3)
+            bare = (
+                len(decimals) in (2, 3)
+                if heading is None
+                else decimals or (last and UNITS[last][0] != "ratio")
             )
-            if not (unit or headed or counts):
+            if not (unit or headed or bare):
                 continue
             value, step = float(number.replace(",", "")), 10.0 ** -len(decimals.split("e")[0])
             if re.fullmatch(ABOUT, bound):
@@ -148,18 +139,22 @@ def read_figures(text: str, heading: str | None = None) -> Iterator[Figure]:
         last = unit or last
 
 
+def read_values(where: str, text: str) -> list[Value]:
+    """Return the figures of a text as values."""
+    return [Value(where, each.number, each.units[0]) for each in read_figures(text)]
+
+
 def read_sentences(source: str) -> Iterator[tuple[str, str]]:
     """Yield each sentence of Markdown that is no claim of others, and its paragraph."""
-    source = re.sub(
-        r"(?s)```.*?```|<!-- (\w+): written.*end of \1 -->|<!--.*?-->|(?<=\])\([^)]*\)", "", source
-    )
+    generated = r"<!-- (\w+): written.*end of \1 -->"
+    source = re.sub(rf"(?s)```.*?```|{generated}|<!--.*?-->|(?<=\])\([^)]*\)", "", source)
     for block in re.split(r"\n\s*\n|\n(?=[|>#-]|\d+\.)", source):
         paragraph = " ".join(block.split()).replace("**", "")
         prose = re.sub(r"\*?[\"“][^\"”]*[\"”]\*?|<[^>]*>", " ", paragraph)
         prose = re.sub(r"`[^`]*`", lambda code: re.sub(r"\d\.\d+", "", code[0]), prose)
-        yield from (
-            (each, paragraph) for each in re.split(r"(?<=[.!?])\s+(?=\S)", prose) if not CLAIM.search(each)
-        )
+        for sentence in re.split(r"(?<=[.!?])\s+(?=\S)", prose):
+            if not CLAIM.search(sentence):
+                yield sentence, paragraph
 
 
 def find_words(text: str) -> frozenset:
@@ -171,19 +166,16 @@ def find_words(text: str) -> frozenset:
 def read_tables(cell: dict) -> Iterator[list[list[str]]]:
     """Yield the tables of a cell's outputs. Each line of other text is a table of one row below itself."""
     for output in cell.get("outputs", ()):
-        data = {
-            kind: "".join(text) for kind, text in output.get("data", {}).items() if kind.startswith("text/")
-        }
-        page = data.get("text/html", "")
+        data = {kind: "".join(text) for kind, text in output.get("data", {}).items() if kind[:4] == "text"}
+        page, texts = (
+            data.get("text/html", ""),
+            [data.get("text/markdown", ""), "".join(output.get("text", ""))],
+        )
         for table in re.findall(r"(?s)<table.*?</table>", page):
-            rows = [
-                re.findall(r"(?s)<t[hd].*?</t[hd]>", row) for row in re.findall(r"(?s)<tr.*?</tr>", table)
-            ]
+            rows = [re.findall(r"(?s)<t[hd].*?</t[hd]>", row) for row in table.split("<tr")[1:]]
             yield [[html.unescape(re.sub("<[^>]*>", "", text)).strip() for text in row] for row in rows]
-        rest = html.unescape(re.sub(r"(?s)<table.*?</table>|<[^>]*>", "", page)) or data.get("text/plain", "")
-        for line in "\n".join(
-            [rest, data.get("text/markdown", ""), "".join(output.get("text", ""))]
-        ).splitlines():
+        rest = html.unescape(re.sub(r"(?s)<table.*?</table>|<[^>]*>", "", page))
+        for line in "\n".join([rest or data.get("text/plain", ""), *texts]).splitlines():
             yield [[line], [line]]
 
 
@@ -191,21 +183,17 @@ def read_outputs(cell: dict, index: int) -> list[Value]:
     """Return the values of a cell's outputs."""
     values = []
     for number, (head, *rows) in enumerate(read_tables(cell)):
-        for title in head if len(head) > 1 else ():
-            values += [
-                Value(f"[{index}] {title}", each.number, each.units[0]) for each in read_figures(title)
-            ]
-        seen: collections.Counter[str] = collections.Counter()
+        names: collections.Counter[str] = collections.Counter()
+        table = len(head) > 1
+        for title in head if table else ():
+            values += read_values(f"[{index}] {title}", title)
         for r, row in enumerate(rows):
-            seen[row[0]] += 1
-            again = f" {seen[row[0]]}" if seen[row[0]] > 1 else ""
-            name = row[0] + again if len(row) > 1 else re.sub(r"\d+", "#", row[0])
-            words = find_words(
-                " ".join(text for text in row if len(row) == 1 or not re.search(r"\d\.\d", text))
-            )
+            names[row[0]] += 1
+            name = f"{row[0]} ({names[row[0]]})" if table else re.sub(r"\d+", "#", row[0])
+            words = find_words(" ".join(text for text in row if not table or not re.search(r"\d\.\d", text)))
             for title, text in zip(head, row, strict=False):
                 for n, each in enumerate(read_figures(text, title) if not title.endswith("±") else ()):
-                    where = f"[{index}] {name}, {title if len(row) > 1 else n}"
+                    where = f"[{index}] {name}, {title if table else n}"
                     lines = ((index, number, r), (index, title))
                     values.append(Value(where, each.number, each.units[0], words, lines))
     return values
@@ -228,16 +216,13 @@ def read_record(name: str, rev: str = "") -> list[Value]:
 
     walk(json.loads(read(f"results/nvidia-h200/{name}.json", rev) or "{}").get("rows", []), "")
     values = []
-    for (key, group), column in columns.items():
+    for (key, flags), column in columns.items():
         end = key.split("_")[-1]
-        unit, lines = (
-            KEYS.get(end, end if end in UNITS else "×"),
-            ((name, key),) if key in ("ratio", "speed") else (),
-        )
+        unit = KEYS.get(end, end if end in UNITS else "×")
+        lines = ((name, key),) if key in ("ratio", "speed") else ()
         means = {"geometric mean": statistics.geometric_mean(column), "median": statistics.median(column)}
-        for row, value in [*enumerate(column if not group else ()), *means.items()]:
-            where = " ".join(f"{name}, {key} {group} {row}".split())
-            values.append(Value(where, value, unit, frozenset({"record"}), lines))
+        for row, value in [*enumerate(column if not flags else ()), *means.items()]:
+            values.append(Value(f"{name}, {key} {flags} {row}", value, unit, frozenset({"record"}), lines))
     return values
 
 
@@ -258,11 +243,8 @@ def compute(source: str) -> list[Value]:
 def compare(values: list[Value], figure: Figure, words: frozenset) -> Iterator[Value]:
     """Yield the quotients, or for per cent the differences, of two values of a row or column that the words name."""
     values = [value for value in values if value.number and value.lines and value.words & words]
-    pairs = [
-        (a, b)
-        for a, b in itertools.permutations(values, 2)
-        if a.unit == b.unit and set(a.lines) & set(b.lines)
-    ]
+    same = itertools.permutations(values, 2)
+    pairs = [(a, b) for a, b in same if a.unit == b.unit and set(a.lines) & set(b.lines)]
     if in_percent := figure.units[0] == "%":
         ratios = [value for value in values if UNITS[value.unit][0] == "ratio"]
         ones = [Value("1", 1 / UNITS[value.unit][1], value.unit) for value in ratios]
@@ -276,9 +258,8 @@ def compare(values: list[Value], figure: Figure, words: frozenset) -> Iterator[V
 def is_named(title: str, name: str) -> bool:
     """Return whether a paragraph names a section, as *Step 2*, *Steps 1 to 3* or by words of its title."""
     if steps := re.fullmatch(r"Steps? (\d+)(?: (?:to|and) (\d+))?", name):
-        return any(
-            re.search(rf"Step {n}\b", title) for n in range(int(steps[1]), int(steps[2] or steps[1]) + 1)
-        )
+        wanted = range(int(steps[1]), int(steps[2] or steps[1]) + 1)
+        return any(re.search(rf"Step {number}\b", title) for number in wanted)
     return len(name) > 3 and name in title
 
 
@@ -292,9 +273,7 @@ class Text:
         self.sources = ["".join(cell["source"]) for cell in self.cells]
         self.outputs = [read_outputs(cell, index) for index, cell in enumerate(self.cells)]
         marks = " ".join(re.findall(r"(?s)<!-- figures: (.*?)-->", "".join(self.sources)))
-        self.marked = [
-            Value("a comment", each.number, unit) for each in read_figures(marks) for unit in each.units
-        ]
+        self.marked = read_values("a comment", marks)
         self.rev, self.titles, title = rev, [], ""
         for cell, source in zip(self.cells, self.sources, strict=True):
             if cell["cell_type"] == "markdown":
@@ -310,10 +289,9 @@ class Text:
     def find_values(self, index: int, paragraph: str, figure: Figure) -> Iterator[list[Value]]:
         """Yield values that may hold a figure of a cell, the strongest evidence first."""
         named = re.findall(r"\*([^*]+)\*", paragraph)
-        near = [
-            i for i, title in enumerate(self.titles)
-            if abs(i - index) <= 3 or any(is_named(title, name) for name in named)
-        ]  # fmt: skip
+        here = range(index - 3, index + 4)
+        titles = {title for title in self.titles if any(is_named(title, name) for name in named)}
+        near = [i for i, title in enumerate(self.titles) if i in here or title in titles]
         yield [value for i in near for value in self.outputs[i]]
         code = " ".join(self.sources[i] for i in near if self.cells[i]["cell_type"] == "code")
         page = self.sources[0] if len(self.cells) == 1 else ""  # a page may name its sources anywhere
@@ -322,10 +300,7 @@ class Text:
             for name in set(re.findall(r"`((?:\d\d_|claims)\w*)`", names)):
                 yield list(itertools.chain(*read_text(f"notebooks/{name}.ipynb", self.rev).outputs))
             if "CLAIMS.md" in names:  # it is written from the records
-                yield [
-                    Value("CLAIMS.md", each.number, each.units[0])
-                    for each in read_figures(read("CLAIMS.md", self.rev))
-                ]
+                yield read_values("CLAIMS.md", read("CLAIMS.md", self.rev))
         yield compute(self.sources[index])
         yield self.marked
         yield [Value("the code", float(number), "") for number in set(re.findall(CONSTANT, code))]

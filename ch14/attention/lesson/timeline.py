@@ -243,12 +243,12 @@ def find_block_cycles(recording: dict) -> float:
     )
 
 
-def find_softmax(rows: list[dict]) -> list[dict]:
+def find_softmax(recording: dict) -> list[dict]:
     """Return a row for each softmax of the consumers with the rescaling after it, which have no scope of their own.
 
     It begins where the consumer has waited for Q K^T, and ends at the consumer's next wait.
     """
-    found = []
+    found, rows = [], timeline.as_rows(recording)
     for row in rows:
         if row["kind"] == "product" and row["stage"] < CONFIG.num_stages:
             waits = (each["begin"] for each in rows if each["lane"] == row["lane"] and each["kind"] == "wait")
@@ -257,22 +257,39 @@ def find_softmax(rows: list[dict]) -> list[dict]:
     return found
 
 
-def draw_still(recording: dict, until: int, origin: str) -> plots.Picture:
-    """Return a picture of the first `until` cycles, with a row for each role. A bar bears its block's number."""
-    rows = timeline.as_rows(recording)
-    rows = [row for row in rows + find_softmax(rows) if row["end"] <= until]
+def draw_still(recording: dict, origin: str) -> plots.Picture:
+    """Return a picture of the change to the second tile, with a row for each role. A bar bears its block's number.
+
+    It begins about four blocks before the first product of the second tile.
+    """
 
     def name_event(row: dict) -> str:
         if row["kind"] != "product":
             return row["kind"]
         return "Q Kᵀ" if row["stage"] < CONFIG.num_stages else "P V"
 
-    rows = [{**row, "role": row["lane"], "event": name_event(row)} for row in rows]
-    title = "The softmax of a block runs under P V of the block before"
-    return figures.draw_timeline(rows, title=title, source=origin).describe(
-        f"A row for each warp role of one program, over {until:,} cycles: its loads, waits, products, softmax and "
-        "stores. While a consumer computes the softmax of a block, its product P V of the block before runs, and the "
-        f"products of the two consumers overlap. A block takes {find_block_cycles(recording):,.0f} cycles."
+    rows = [
+        {**row, "role": row["lane"], "event": name_event(row)}
+        for row in timeline.as_rows(recording) + find_softmax(recording)
+    ]
+    change = min(row["begin"] for row in rows if row["tile"] == 1 and row["kind"] == "product")
+    block = find_block_cycles(recording)
+    start, stop = 1000 * round((change - 4 * block) / 1000), round(change + 1.5 * block)
+    rows = [  # of two bars that are cut at `start`, P V keeps the lower line
+        {**row, "begin": max(row["begin"], start + (row["event"] == "P V")), "end": min(row["end"], stop)}
+        for row in rows
+        if row["begin"] < stop and row["end"] > start
+    ]
+    title = "A softmax runs under P V, except where the tile changes"
+    picture = figures.draw_timeline(rows, title=title, source=origin)
+    picture.axes[0].xaxis.set_major_formatter(lambda cycles, _: f"{cycles + start:,.0f}")
+    events = [event for event in figures.TONES if any(row["event"] == event for row in rows)]
+    stores = [f"{row['begin']:,} to {row['end']:,} ({row['role']})" for row in rows if row["kind"] == "store"]
+    loads = [row["begin"] for row in rows if row["tile"] == 1 and row["kind"] == "load"]
+    return picture.describe(
+        f"A row for each of {', '.join(recording['lanes'])}, from cycle {start:,} to {stop:,} ({', '.join(events)}). "
+        f"A block takes {block:,.0f} cycles. Stores of the first tile: {' and '.join(stores)}. The second tile: "
+        f"loads from {min(loads):,}, products from {change:,}."
     )
 
 

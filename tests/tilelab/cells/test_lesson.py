@@ -1,6 +1,7 @@
 """A ladder of kernel versions: live on a GPU, recorded without one, and honest about both."""
 
 import dataclasses
+import types
 
 import pytest
 import torch
@@ -129,6 +130,20 @@ def test_a_gain_of_a_cell_with_other_constants_is_over_that_cell(recorded):
     for name in ("first", "", "wide"):
         table = ladder.step(kernel, prepare_with(KERNEL), name)
     assert list(table.frame["gain"]) == ["", "0.80 × first", "1.50 × add_one"]
+
+
+def test_a_gain_of_a_triton_function_with_other_constants_is_over_its_own_row():
+    ladder = make_ladder()
+    function, other = (types.SimpleNamespace(__name__=name) for name in ("mine", "other"))
+    rows = (
+        (function, "mine", 0.4),
+        (other, "other", 0.5),
+        (function, "mine, 3 stages", 0.6),
+        (other, "other, 2", 0.4),
+    )
+    for kernel, name, ratio in rows:
+        ladder._add(kernel, {"version": name, "ratio": ratio})
+    assert [row["gain"] for row in ladder.rows[2:]] == ["1.50 × mine", "0.80 × other"]
 
 
 @pytest.mark.parametrize("edited", [False, True])

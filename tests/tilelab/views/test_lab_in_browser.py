@@ -239,6 +239,11 @@ def stage_fits(page, panel, where):
             assert panel.evaluate(CUT) == [window["width"], window["height"], 0], f"{size}: parts lie outside"
             assert not panel.evaluate(SMALL, SMALLEST_PX[size])
             assert not panel.evaluate(PALE), "text that cannot be read"
+            lines = {
+                round(box["y"])
+                for box in (word.bounding_box() for word in panel.locator(".tiles-words span").all())
+            }
+            assert 1 <= len(lines) <= 5, "the words of the winner's name are not explained in five lines"
     panel.locator(".tiles-theme").click()
     keep(panel, where, "dark")
     assert not panel.evaluate(PALE), "text that cannot be read in the dark theme"
