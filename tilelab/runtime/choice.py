@@ -23,8 +23,8 @@ from tilelab.runtime import device, files, tuned
 NEAREST = 24  # shapes that correct a prediction
 REACH = 0.6  # a shape at this distance counts 0.6 of a shape at no distance
 # The square of the distance counts an octave of M, N and K by AXES. TRAITS count an octave of the number of waves, an
-# octave of what the last wave leaves idle, an octave of padding, and one more part of a tile. UNALIGNED counts rows that
-# start within lines of 128 bytes at one of two shapes only, and again rows that start within sectors of 32 bytes.
+# octave of what the last wave leaves idle, an octave of padding, and one more part of a tile. UNALIGNED counts rows
+# that start within lines of 128 bytes at one of two shapes only, and again rows that start within sectors of 32 bytes.
 AXES, TRAITS, UNALIGNED = (4.0, 4.0, 1.0), (2.0, 4.0, 10.0, 2.0), 1.5
 UNKNOWN = 0.05, 0.1  # weight and size of the error that a family is given in advance
 
