@@ -63,7 +63,7 @@ IGNORED = re.compile(  # versions and dates
 CLAIM = re.compile(r"(?i)promises|(?:the|a|another) note (?:says|goes|measured|reports)|datasheet|holds if")
 COMPARES = re.compile(
     r"\b(?:as (?:fast|long|much|many)|times the|of the|speed|time|faster|slower|more|less|gain|cost|lose|save|longer"
-    r"|shorter|within|behind|ahead|fall|bring|differ)"
+    r"|shorter|within|behind|ahead|fall|bring|differ|runs at)"
 )
 RECORD = r"ch\d\d_\w+|ceilings|start_\w+|sweep_\w+"
 GENERATED = ("stacks.md", "reliability.md", "field-notes.md")  # the last one tells only what the notes say
