@@ -32,6 +32,11 @@ def test_a_table_gives_back_what_was_added(kernel, tmp_path, capsys):
     assert f"{kernel}: 1 shapes in" in capsys.readouterr().out
     assert learn.read_table(kernel, GPU) == {SHAPE: pytest.approx(times, rel=1e-3)}
     assert choice.load(kernel, GPU).shapes == [SHAPE]
+    assert learn.main([GPU, "--export", str(path)]) == 0
+    choice.path(kernel, GPU).unlink()
+    choice.load.cache_clear()
+    assert learn.main([GPU, str(path)]) == 0
+    assert learn.read_table(kernel, GPU) == {SHAPE: pytest.approx(times, rel=1e-3)}
 
 
 @pytest.mark.parametrize("text", [None, "no JSON", '["a list"]', '{"kernel": "gemm", "shape": [1, 2]}'])
