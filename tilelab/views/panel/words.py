@@ -46,11 +46,7 @@ MEANINGS = {
     r"swizzle \d+B": "a tile lies in shared memory without bank conflicts",
     r"blocks of \d+": "a thread turns so many rows and columns at a time",
 }
-PEERS = {
-    "cuBLAS": "NVIDIA's library",
-    "cuDNN": "NVIDIA's library",
-    "torch": "PyTorch's own kernel",
-}
+PEERS = {"cuBLAS": "NVIDIA's library", "cuDNN": "NVIDIA's library", "torch": "PyTorch's own kernel"}
 
 
 def explain_words(names: Iterable[str], peer: str, own: dict[str, str]) -> dict[str, str]:
