@@ -12,7 +12,7 @@ MEANINGS = {
     r"\d+×\d+×\d+": "the tile of C, and the step along K",
     r"\d+×\d+": "rows and columns of a tile",
     r"\d+ warps?": "groups of 32 threads",
-    r"\d+ threads": "threads of a block (CTA)",
+    r"\d+ threads": "in each block (CTA)",
     r"\d+ stages?": "buffers in shared memory, used in turn",
     "plain": "each program computes one tile",
     "persistent": "each program takes tile after tile",
