@@ -103,6 +103,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.export:
         options.export.write_text(export(options.gpu), encoding="utf-8")
         return 0
+    if not options.paths:
+        parser.error("give files with measured times, or --export.")
     try:
         lines = [json.loads(line) for path in options.paths for line in path.read_text().splitlines()]
         for kernel in MODULES:

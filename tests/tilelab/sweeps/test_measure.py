@@ -1,6 +1,7 @@
 """What a choice learns from is measured at shapes that it may know."""
 
 import itertools
+import json
 import types
 
 import pytest
@@ -41,6 +42,9 @@ class FakeSpace:
     def measure_quickly(self, config):
         return {"status": "ok", "ms": 0.01, "ratio": 1.0}
 
+    def measure_finalists_quickly(self, configs):
+        return [{"ms": 0.012, "ratio": 0.8}] * len(configs)
+
 
 def test_what_is_measured_is_learnt(tmp_path, monkeypatch):
     monkeypatch.setattr(measure.device, "require", lambda *arguments: None)
@@ -50,6 +54,8 @@ def test_what_is_measured_is_learnt(tmp_path, monkeypatch):
     monkeypatch.setattr(measure.gc, "freeze", lambda: None)
     assert measure.measure(0, 1, 60, tmp_path) == 4
     assert measure.measure(0, 1, 60, tmp_path) == 0, "these shapes are done"
+    lines = map(json.loads, (tmp_path / "measured0.jsonl").read_text().splitlines())
+    assert all(sorted(set(line["us"].values())) == [10, 12.5] for line in lines if "us" in line)
     monkeypatch.setenv("TILES_TUNED", str(tmp_path))
     choice.load.cache_clear()
     assert learn.main(["GPU", str(tmp_path / "measured0.jsonl")]) == 0
