@@ -164,17 +164,11 @@ class Rates:
     blend: float = 3.2  # how sharply the longer of two overlapping activities decides: the exponent of a norm
 
 
-# Bytes per microsecond that DRAM gives: 0.87 of the data sheet, because nobody has measured these two GPUs here.
-DRAM_BYTES = {"NVIDIA H100": 2.9e6, "NVIDIA H20": 3.5e6}
-
-
 @functools.lru_cache
 def rates_of(gpu: str) -> Rates:
-    """Return the rates of a GPU by its name: those of the H200, with the memory of the GPU."""
-    dram = next(
-        (rate for name, rate in DRAM_BYTES.items() if f"{gpu} ".startswith(f"{name} ")), Rates.dram_bytes
-    )
-    return Rates(dram_bytes=dram)
+    """Return the rates of a GPU by its name: an H200's, with the GPU's shares."""
+    dram, flops = choice.find_shares(gpu)
+    return Rates(dram_bytes=Rates.dram_bytes * dram, flops=Rates.flops * flops)
 
 
 def count_resident_ctas(config: WgmmaConfig) -> int:

@@ -198,10 +198,10 @@ class Rates:
 
 @functools.lru_cache
 def rates_of(gpu: str) -> Rates:
-    """Return the rates of a GPU by its name: those of the H200, with the memory of the GPU."""
-    known, h200 = device.known_gpu(gpu), device.known_gpu("NVIDIA H200")
-    share = known.peak_gbps / h200.peak_gbps if known and known.peak_gbps and h200 and h200.peak_gbps else 1.0
-    return Rates(dram_bytes=Rates.dram_bytes * share)
+    """Return the rates of a GPU by its name: an H200's, with the GPU's shares."""
+    dram, flops = choice.find_shares(gpu)
+    rates = dict(dram_bytes=Rates.dram_bytes * dram, flops=Rates.flops * flops)
+    return Rates(**rates, mma_flops=Rates.mma_flops * flops)
 
 
 def _describe(config: GemmConfig, rates: Rates) -> tuple[float, ...]:

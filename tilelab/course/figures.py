@@ -325,42 +325,45 @@ def read_text(path: str, rev: str = "") -> Text:
     return Text(path, rev)
 
 
-def check(path: str, since: str = "") -> Iterator[tuple[int, str, Figure, list[Value]]]:
-    """Yield the cell, paragraph, figure and holders of each figure of a file; figures that repeat hold each other."""
+Checked = tuple[int, str, Figure, list[Value], list[Value]]
+
+
+def check(path: str, since: str = "") -> Iterator[Checked]:
+    """Yield the cell, the paragraph and each figure of a file with its holders, and the values to which they moved.
+
+    Figures that repeat hold each other.
+    """
     text, old = read_text(path), read_text(path, since) if since else None
     was = {sentence: (index, paragraph) for index, sentence, paragraph in old.read_prose()} if old else {}
     found = []
     for index, sentence, paragraph in text.read_prose():
         for figure in read_figures(sentence):
-            holders, moved = text.find_holders(index, paragraph, figure), False
+            holders, now = text.find_holders(index, paragraph, figure), []
             if old and sentence in was:
                 before = {value.where for value in old.find_holders(*was[sentence], figure)}
-                now = [
-                    v
-                    for values in text.find_values(index, paragraph, figure)
-                    for v in values
-                    if v.where in before
-                ]
-                moved = bool(now) and not any(map(figure.fits, now))
+                values = itertools.chain(*text.find_values(index, paragraph, figure))
+                now = [value for value in values if value.where in before]
+            moved = [] if any(map(figure.fits, now)) else now
             found.append((index, paragraph, figure, [] if moved else holders, moved))
     held = {(f.number, unit): holders for _, _, f, holders, _ in found if holders for unit in f.units}
     for index, paragraph, figure, holders, moved in found:
         keys = [] if moved else [(figure.number, unit) for unit in figure.units]
-        yield index, paragraph, figure, holders or next((held[key] for key in keys if key in held), [])
+        yield index, paragraph, figure, holders or next((held[key] for key in keys if key in held), []), moved
 
 
 def find_unheld(paths: Iterable[str], since: str = "") -> Iterator[str]:
-    """Yield a line for each figure that nothing holds, with the three nearest values."""
+    """Yield a line for each figure that nothing holds, with the value to which it moved or the three nearest."""
     for path in paths:
-        for index, paragraph, figure, holders in check(path, since):
+        for index, paragraph, figure, holders, moved in check(path, since):
             if not holders:
-                nearby = itertools.chain(*read_text(path).find_values(index, paragraph, figure))
+                values = moved or itertools.chain(*read_text(path).find_values(index, paragraph, figure))
                 scaled = {
-                    (number, value.where) for value in nearby if value.unit for number in figure.scale(value)
+                    (number, value.where) for value in values if value.unit for number in figure.scale(value)
                 }
                 nearest = sorted(scaled, key=lambda pair: abs(pair[0] - figure.number))[:3]
                 listed = "; ".join(f"{number:.4g} at {where}" for number, where in nearest) or "none"
-                yield f'{path} [{index}] "{figure.sentence.strip()}" → {figure.text}; nearest: {listed}'
+                word = "now" if moved else "nearest"
+                yield f'{path} [{index}] "{figure.sentence.strip()}" → {figure.text}; {word}: {listed}'
 
 
 def list_files() -> list[str]:

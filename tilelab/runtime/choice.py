@@ -21,16 +21,26 @@ import numpy as np
 from tilelab.runtime import device, files, tuned
 
 NEAREST = 24  # shapes that correct a prediction
-REACH = 0.6  # distance at which a shape's error counts 0.6 of that of the shape itself
-# What an octave counts in the square of that distance: of M, N and K; of waves, of what the last one leaves idle, and
-# of padding. A part of a tile counts TRAITS[3]. UNALIGNED counts if the rows of only one of two shapes start within
-# lines of 128 bytes, and again for sectors of 32.
+REACH = 0.6  # a shape at this distance counts 0.6 of a shape at no distance
+# The square of the distance counts an octave of M, N and K by AXES. TRAITS count an octave of the number of waves, an
+# octave of what the last wave leaves idle, an octave of padding, and one more part of a tile. UNALIGNED counts rows
+# that start within lines of 128 bytes at one of two shapes only, and again rows that start within sectors of 32 bytes.
 AXES, TRAITS, UNALIGNED = (4.0, 4.0, 1.0), (2.0, 4.0, 10.0, 2.0), 1.5
 UNKNOWN = 0.05, 0.1  # weight and size of the error that a family is given in advance
 
 Shape = tuple[int, int, int]
 Predict = Callable[[int, int, int, int, str], tuple[np.ndarray, np.ndarray]]
 H200, SMS = "NVIDIA H200", 132  # the GPUs of the tables have 132
+# Shares of an H200's rates that DRAM and the tensor cores of an SM reach on GPUs without a table. The H100's are from
+# the records of both ceilings, the H20's from data sheets. `python -m tilelab.sweeps.measure --rates` prints a line.
+SHARES = {"NVIDIA H100 80GB HBM3": (0.72, 0.99), "NVIDIA H20": (0.83, 0.25)}
+
+
+def find_shares(gpu: str) -> tuple[float, float]:
+    """Return the shares of an H200's rates that a GPU reaches: in SHARES, or of the memory by the data sheet, or 1."""
+    known, h200 = device.known_gpu(gpu), device.known_gpu(H200)
+    by_sheet = known.peak_gbps / h200.peak_gbps if known and known.target == "sm_90a" else 1.0
+    return SHARES.get(gpu, (by_sheet, 1.0))
 
 
 class Table:
@@ -80,8 +90,8 @@ class Table:
     ) -> tuple[np.ndarray, int]:
         """Return the corrected times of families from their predicted ones, and the row of the nearest shape.
 
-        traits: rows of what decides beside the extents how alike two shapes are for a family: how often its tiles fill
-        the GPU, and where known `measure_padding` and the parts of a tile. predict: a function of (m, n, k, sms, gpu)
+        traits: what makes two shapes alike for a family, beside their extents. The rows are how often its tiles fill
+        the GPU and, where known, `measure_padding` and the parts of a tile. predict: a function of (m, n, k, sms, gpu)
         that returns (times, traits) and takes columns of n and k. Shapes for which `without` is true do not count. A
         measured shape counts alone.
         """
@@ -190,7 +200,7 @@ def rank(
 ) -> tuple[list[str], str]:
     """Return the families of {family: predicted µs}, the fastest first, and what `order` says of it.
 
-    find_traits: a function of a shape that returns {family: its traits}, of which there are two.
+    find_traits: a function of a shape that returns for each family the first two traits of `Table.correct`.
     """
     table, traits, predict = _find(kernel, gpu), None, None
     names = tuple(dict.fromkeys((*(table.places if table else ()), *predicted)))

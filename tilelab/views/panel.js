@@ -149,13 +149,12 @@ function render({ model, el }) {
   const map = h("div", { class: "tiles-map", role: "grid", "aria-label": "map of the configurations" });
   const chosen = h("p", { class: "tiles-chosen" });
   const mapPane = h("section", { class: "tiles-map-pane" },
-    h("div", { class: "tiles-head" }, title, h("span", { class: "tiles-right" },
-      button("full", makeIcon(), "the map on the full screen (F); Esc leaves",
-        () => setFull(!root.classList.contains("tiles-full"))))),
+    h("div", { class: "tiles-head" }, title, source),
     h("div", { class: "tiles-head" }, h("label", {}, "shows ", menus.show), h("label", {}, "across ", menus.x),
-      h("label", {}, "upwards ", menus.y)),
-    h("div", { class: "tiles-head" }, source, scale),
-    map, legend, chosen);
+      h("label", {}, "upwards ", menus.y), h("span", { class: "tiles-right" },
+        button("full", makeIcon(), "the map on the full screen (F); Esc leaves",
+          () => setFull(!root.classList.contains("tiles-full"))))),
+    map, h("div", { class: "tiles-head" }, legend, scale), chosen);
   buttons.full.setAttribute("aria-label", "full screen");
 
   const detail = h("div", { class: "tiles-body tiles-detail" });

@@ -376,6 +376,14 @@ def test_the_sidebar_follows_the_reader_searches_and_chooses_a_theme(pages, brow
         page.wait_for_function("!document.querySelector('.toc details').open")
         below = page.locator(".toc").bounding_box()
         assert below["y"] + below["height"] <= page.locator("h2", has_text="Exercises").bounding_box()["y"]
+
+        picture = page.locator(".picture[data-reduced]").first
+        widths = "box => [box.clientWidth, box.scrollWidth]"
+        fits = picture.evaluate(widths)
+        picture.click()
+        assert fits[0] == fits[1] < picture.evaluate(widths)[1]
+        picture.press("Enter")
+        assert picture.evaluate(widths) == fits
         assert not faults
 
 

@@ -9,18 +9,18 @@ from tilelab.runtime import spoken
 
 # By a regular expression of the word. A Space may have meanings of its own, which go first.
 MEANINGS = {
-    r"\d+×\d+×\d+": "the tile of C that a program computes, and its step along K",
+    r"\d+×\d+×\d+": "the tile of C, and the step along K",
     r"\d+×\d+": "rows and columns of a tile",
-    r"\d+ warps?": "groups of 32 threads that work on a tile",
-    r"\d+ threads": "threads of a block (CTA)",
+    r"\d+ warps?": "groups of 32 threads",
+    r"\d+ threads": "in each block (CTA)",
     r"\d+ stages?": "buffers in shared memory, used in turn",
     "plain": "each program computes one tile",
-    "persistent": "each program stays and takes tile after tile",
-    r"C in \d+ parts": "a tile is stored piece by piece, through less shared memory",
+    "persistent": "each program takes tile after tile",
+    r"C in \d+ parts": "stored piece by piece, through less shared memory",
     r"\d+ per SM": "programs that share a multiprocessor (SM)",
     r"\d+ CTAs per SM": "blocks that share a multiprocessor (SM)",
     "early": "may start before the kernel ahead of it ends",
-    r"(groups|bands) of \d+": "tiles are taken in bands of so many rows of tiles",
+    r"(groups|bands) of \d+": "tiles run in bands of so many rows of tiles",
     "swapped": "computes C transposed",
     "split": "several programs share the sum of a tile",
     r"\d+ (ways|splits)": "programs that share the sum of a tile",
@@ -46,11 +46,7 @@ MEANINGS = {
     r"swizzle \d+B": "a tile lies in shared memory without bank conflicts",
     r"blocks of \d+": "a thread turns so many rows and columns at a time",
 }
-PEERS = {
-    "cuBLAS": "NVIDIA's library for GEMM",
-    "cuDNN": "NVIDIA's library for attention",
-    "torch": "PyTorch's own kernel",
-}
+PEERS = {"cuBLAS": "NVIDIA's library", "cuDNN": "NVIDIA's library", "torch": "PyTorch's own kernel"}
 
 
 def explain_words(names: Iterable[str], peer: str, own: dict[str, str]) -> dict[str, str]:
