@@ -39,10 +39,12 @@ def opened(browser, where, **options):
         page.on("pageerror", lambda error: errors.append(str(error)))
         try:
             yield page
-        finally:
+            assert not errors
+        except BaseException:
             page.screenshot(path=SCREENSHOTS / f"{where}-end.png")
+            raise
+        finally:
             print(*errors, sep="\n")
-        assert not errors
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import keep_outputs  # noqa: E402, F401
 import matplotlib.backends.backend_agg  # noqa: E402, F401
 import matplotlib.figure  # noqa: E402, F401
 import nbval.plugin  # noqa: E402, F401
+import pandas  # noqa: E402, F401
 import pytest  # noqa: E402
 import torch  # noqa: E402, F401
 from jupyter_client.provisioning import local_provisioner  # noqa: E402

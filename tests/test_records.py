@@ -45,7 +45,7 @@ _OLDER = """
 a recording was made by a script whose workers could not import the course: ch07_bulk_sweep ch10_gemm_sweep \
 ch10_tile_sweep ch14_attention_sweep ch14_gemm_sweep ch14_blockscaled_emulated ch14_compiled_cells \
 ch14_compiled_choices ch14_compiled_pointwise
-early starts made the profiler drop the first events: ch14_attention_timeline
+a second tile of Q made the profiler drop the first events: ch14_attention_timeline
 device time ended first: ch07_sanitizer ch10_gemm_peers ch10_gemm_sanitizer ch10_tile_sanitizer \
 ch14_blockscaled_sanitizer ch14_gemm_claim
 triton.autotune met a configuration without a descriptor: sweep_cancel sweep_gpus sweep_memory sweep_race sweep_regret

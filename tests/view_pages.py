@@ -52,9 +52,10 @@ def opened(browser, folder: pathlib.Path, view: views.View, size="wide", scheme=
     assert not errors
 
 
-def photograph(page, name: str) -> None:
-    """Keep a picture of the whole page in build/screenshots."""
-    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+def photograph(page, name: str, full_page: bool = True) -> None:
+    """Keep a picture of the page in build/screenshots where TILES_SCREENSHOTS asks for it: all take half a minute."""
+    if os.environ.get("TILES_SCREENSHOTS"):
+        page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=full_page)
 
 
 def longest_answer_ms(limit_ms: float) -> float:
@@ -87,12 +88,14 @@ COLOURS = """
     const rgba = colour => { const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
     const linear = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
     const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-    const behind = element => {
-        for (; element; element = element.parentElement) {
+    const papers = new Map();
+    const behind = element => {  // once for each element: many texts lie on the same paper
+        if (!element) return [255, 255, 255];
+        if (!papers.has(element)) {
             const colour = rgba(getComputedStyle(element).backgroundColor);
-            if (colour[3] > 0.5) return colour;
+            papers.set(element, colour[3] > 0.5 ? colour : behind(element.parentElement));
         }
-        return [255, 255, 255];
+        return papers.get(element);
     };
 """
 

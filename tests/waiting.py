@@ -8,8 +8,9 @@ def wait_for(condition, limit_s: float = 60) -> float:
     """Return the seconds until the condition holds; AssertionError after the limit."""
     begun = time.monotonic()
     while not condition():
-        assert time.monotonic() - begun < limit_s, f"it did not happen within {limit_s} s"
-        time.sleep(0.02)
+        passed = time.monotonic() - begun
+        assert passed < limit_s, f"it did not happen within {limit_s} s"
+        time.sleep(min(0.02 + passed / 20, 0.3))  # looking takes time from what it waits for
     return time.monotonic() - begun
 
 

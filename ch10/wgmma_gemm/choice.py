@@ -149,6 +149,8 @@ class Rates:
     flops: float = 6.5e6  # of an SM, with random data, which lowers the clock
     bytes_in: float = 106e3  # from L2 into an SM, if the other SM of its pair (TPC) loads as well
     bytes_alone: float = 150e3  # if it does not
+    lines: float = 0.15  # more time take loads of rows that start within lines of 128 bytes
+    sectors: float = 0.4  # and again, if they start within sectors of 32 bytes
     multicast: float = 0.34  # of an operand's cost vanishes as more CTAs share its loads
     latency_us: float = 1.15  # from the issue of a load to its data
     dram_bytes: float = 4.27e6  # of all SMs together
@@ -162,16 +164,11 @@ class Rates:
     blend: float = 3.2  # how sharply the longer of two overlapping activities decides: the exponent of a norm
 
 
-# Bytes per microsecond that DRAM gives: 0.87 of the data sheet, because nobody has measured these two GPUs here.
-DRAM_BYTES = {"NVIDIA H100": 2.9e6, "NVIDIA H20": 3.5e6}
-
-
+@functools.lru_cache
 def rates_of(gpu: str) -> Rates:
-    """Return the rates of a GPU by its name: those of the H200, with the memory of the GPU."""
-    dram = next(
-        (rate for name, rate in DRAM_BYTES.items() if f"{gpu} ".startswith(f"{name} ")), Rates.dram_bytes
-    )
-    return Rates(dram_bytes=dram)
+    """Return the rates of a GPU by its name: an H200's, with the GPU's shares."""
+    dram, flops = choice.find_shares(gpu)
+    return Rates(dram_bytes=Rates.dram_bytes * dram, flops=Rates.flops * flops)
 
 
 def count_resident_ctas(config: WgmmaConfig) -> int:
@@ -224,7 +221,7 @@ def _predict(numbers, m: int, n: int, k: int, sms: int, rates: Rates):
     tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n) * ctas
     steps, pairs = np.ceil(k / depth) * resident, sms // 2
     traffic = ((m + n) * k + m * n) * 2 / rates.dram_bytes / tiles
-    loads = loads * (1 + 0.5 * (k % BOX_K > 0))  # a row that starts within a 128-byte line touches two
+    loads = loads * (1 + rates.lines * (k % BOX_K > 0) + rates.sectors * (k % 16 > 0))
     waves = np.floor(tiles / slots)
     rest = tiles - waves * slots
     # DRAM serves all pairs of SMs alike, and then those with a second tile.
@@ -274,30 +271,36 @@ def _describe_group(more: int, width: int, sms: int, gpu: str) -> np.ndarray:
     return np.array(columns).T
 
 
-def predict(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the waves."""
+@functools.lru_cache(maxsize=256)
+def _describe_families(m: int, sms: int, gpu: str) -> np.ndarray:
+    """Return the columns of all groups, in the order of NAMES."""
     parts = [_describe_group(0, 0, sms, gpu)]
     for more in range(4):
         tiles = math.ceil(m / 256) + more
         parts.append(_describe_group(more + 1, math.ceil(m / tiles / 8) * 8 if tiles <= 11 else 0, sms, gpu))
-    least_m, least_n, least_k, *numbers = np.concatenate(parts, 1)
+    return np.concatenate(parts, 1)
+
+
+def predict(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the traits."""
+    least_m, least_n, least_k, *numbers = _describe_families(m, sms, gpu)
     us, waves = _predict(numbers, m, n, k, sms, rates_of(gpu))
     us[(least_m >= m) | (least_n >= n) | (least_k >= k)] = math.inf
-    return us, waves
+    return us, np.array((waves, choice.measure_padding(m, n, *numbers[:2])))
 
 
 def correct(
     table: choice.Table, m: int, n: int, k: int, without: Callable[[choice.Shape], bool] | None = None
 ) -> dict[str, float]:
     """Return the corrected time of each family on the table's GPU; shapes for which `without` is true do not count."""
-    us, waves = predict(m, n, k, choice.SMS, table.gpu)
-    corrected, _ = table.correct(NAMES, us, (m, n, k), waves, predict, without)
+    us, traits = predict(m, n, k, choice.SMS, table.gpu)
+    corrected, _ = table.correct(NAMES, us, (m, n, k), traits, predict, without)
     return {name: time for name, time in zip(NAMES, corrected.tolist()) if time < math.inf}
 
 
 def rank(m: int, n: int, k: int, sms: int, gpu: str, most: int = len(NAMES)) -> tuple[list[WgmmaConfig], str]:
     """Return the `most` fastest candidates for C (m, n) with inner extent k in order, and what the order rests on."""
-    us, waves = predict(m, n, k, sms, gpu)
-    order, why = choice.order("wgmma_gemm", gpu, NAMES, us, (m, n, k), waves, predict)
+    us, traits = predict(m, n, k, sms, gpu)
+    order, why = choice.order("wgmma_gemm", gpu, NAMES, us, (m, n, k), traits, predict)
     found = (FAMILIES[NAMES[place]].config(m, n, k) for place in order[:most])
     return [config for config in found if config], why

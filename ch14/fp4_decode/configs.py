@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tilelab.runtime import device, spoken
+from tilelab.runtime import choice, device, spoken
 
 MAX_TOKENS = 64
 SLAB = 128  # columns of a step
@@ -222,6 +222,20 @@ def find_best(m: int, n: int, k: int, here: device.Device, aligned: bool = True)
         return registers, "by the extents"
     found = {"registers": registers} | wgmma_candidates(m, n, k, sms)
     return min(found.values(), key=lambda config: predict_us(config, m, n, k, sms)), "by the model"
+
+
+def is_bf16_faster(m: int, n: int, k: int, here: device.Device) -> bool:
+    """Return whether cuBLAS takes less time with bf16 weights than `find_best`'s configuration does.
+
+    The time of cuBLAS is a fit to 17 weights on an H200: weights come from DRAM, or the steps along a long K decide. In
+    doubt it counts as faster. Up to FEW tokens, MXFP4 was always as fast.
+    """
+    config, how = find_best(m, n, k, here)
+    if m <= FEW or how != "by the model":
+        return False
+    dram_share, _ = choice.find_shares(here.name or "")
+    bf16_us = max(3.8 + 2 * n * k / (4.2e6 * dram_share), 3.4 + 1.3e-3 * k)
+    return predict_us(config, m, n, k, here.sms or choice.SMS) > 0.95 * bf16_us
 
 
 def best_config(m: int, n: int, k: int, here: device.Device) -> DecodeConfig:

@@ -70,7 +70,11 @@ def rank(m: int, n: int, k: int, sms: int, mx: bool = False) -> tuple[list[Fp8Co
     """Return the configurations for a shape, the likely fastest first, and in words what the order rests on."""
     families = candidates(m, n, k, sms, mx)
     predicted = {name: predict_us(config, m, n, k, sms) for name, config in families.items()}
-    ranked, why = choice.rank("fp8", device.current().name or "", predicted, m, n, k)
+
+    def find_traits(m: int, n: int, k: int) -> dict[str, tuple[float, float]]:
+        return {name: each.traits(m, n, choice.SMS) for name, each in candidates(m, n, k, choice.SMS).items()}
+
+    ranked, why = choice.rank("fp8", device.current().name or "", predicted, m, n, k, find_traits)
     return [families[name] for name in ranked], why
 
 

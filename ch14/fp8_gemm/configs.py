@@ -114,6 +114,11 @@ class Fp8Config:
         """Return the tiles of C, with those that complete the clusters."""
         return math.ceil(m / self.block_m / self.cluster) * self.cluster * math.ceil(n / self.block_n)
 
+    def traits(self, m: int, n: int, sms: int) -> tuple[float, float]:
+        """Return how often the CTAs of a product fill the GPU, and the octaves by which tiles are larger than C."""
+        tiles, slots = self.tiles(m, n), max(sms // self.cluster, 1) * self.cluster
+        return tiles * self.splits / slots, math.log2(tiles * self.block_m * self.block_n / (m * n))
+
     def grid(self, m: int, n: int, sms: int) -> int:
         """Return the CTAs of a launch: at most one per SM, because each is persistent, and whole clusters."""
         return max(min(self.tiles(m, n) * self.splits, sms // self.cluster * self.cluster), self.cluster)

@@ -179,6 +179,8 @@ class Rates:
     mma_flops: float = 5.4e6  # and with mma.sync, whose tiles have 16 rows
     smem_bytes: float = 286e3  # that wgmma and TMA move in an SM's shared memory
     bytes_in: float = 133e3  # from L2 into an SM
+    lines: float = 0.2  # more time take loads of rows that start within lines of 128 bytes
+    sectors: float = 0.65  # and again, if they start within sectors of 32 bytes
     latency_us: float = 0.8  # from the issue of a load to its data
     contention: float = 0.12  # of the loads' time is added to the products beside them
     pair: float = 0.61  # how much of a tile's products two programs on an SM lose to each other
@@ -194,11 +196,12 @@ class Rates:
     )
 
 
+@functools.lru_cache
 def rates_of(gpu: str) -> Rates:
-    """Return the rates of a GPU by its name: those of the H200, with the memory of the GPU."""
-    known, h200 = device.known_gpu(gpu), device.known_gpu("NVIDIA H200")
-    share = known.peak_gbps / h200.peak_gbps if known and known.peak_gbps and h200 and h200.peak_gbps else 1.0
-    return Rates(dram_bytes=Rates.dram_bytes * share)
+    """Return the rates of a GPU by its name: an H200's, with the GPU's shares."""
+    dram, flops = choice.find_shares(gpu)
+    rates = dict(dram_bytes=Rates.dram_bytes * dram, flops=Rates.flops * flops)
+    return Rates(**rates, mma_flops=Rates.mma_flops * flops)
 
 
 def _describe(config: GemmConfig, rates: Rates) -> tuple[float, ...]:
@@ -240,7 +243,7 @@ def _predict(numbers, splits, m: int, n: int, k: int, sms: int, rates: Rates):
     rest = programs - waves * slots
     together = np.array((slots + 0 * rest, rest))  # programs of a full wave, and of the last one
     beside = np.maximum(np.minimum(resident, np.ceil(together / sms)), 1)  # programs on one SM
-    fetch = beside * loads
+    fetch = beside * loads * (1 + rates.lines * (k % 64 > 0) + rates.sectors * (k % 16 > 0))
     busy = np.where(beside == 1, products + issue, (beside + rates.pair) * products)
     step = np.maximum(np.maximum(busy, fetch), least) + rates.contention * fetch
     dram = 2 * (m * k + n * k + m * n) / rates.dram_bytes / programs * together
@@ -274,39 +277,43 @@ MAY_SPLIT = np.array([FAMILIES[name].is_split for name in NAMES])
 
 @functools.lru_cache(maxsize=1024)
 def _describe_group(group: tuple[bool, int] | None, width: int, gpu: str) -> np.ndarray:
-    """Return a column for each family of a group: the least M and N, and what `_predict` knows."""
+    """Return a column for each family of a group: the least M and N, the parts of a tile, and what `_predict` knows."""
     columns, rates = [], rates_of(gpu)
     for family in GROUPS[group]:
         wide = family._replace(block_n=family.block_n or width, more=0, is_round=False, is_split=False)
         config = _fill(wide, 2 if family.is_split else 1) if wide.block_n else None
         if not config:
-            columns.append([math.inf] * 2 + [1.0] * 12)
+            columns.append([math.inf] * 2 + [1.0] * 13)
             continue
         along_m = wide.block_n if family.swap else wide.block_m
         least_m = along_m / 2 if family.block_n and along_m >= 32 else 0.0
         least_n = wide.block_m / 2 if family.block_n and family.swap else 0.0
-        columns.append([least_m, least_n, *_describe(config, rates)])
+        parts = (wide.block_n if family.swap else config.block_n).bit_count()
+        columns.append([least_m, least_n, parts, *_describe(config, rates)])
     return np.array(columns).T
 
 
+@functools.lru_cache(maxsize=256)
+def _describe_families(m: int, gpu: str) -> np.ndarray:
+    """Return the columns of all groups, in the order of NAMES."""
+    widths = ((group, _choose_width(m, group[1], group[0]) if group else 0) for group in GROUPS)
+    return np.concatenate([_describe_group(group, width, gpu) for group, width in widths], 1)
+
+
 def predict(m: int, n: int, k: int, sms: int, gpu: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the waves."""
-    parts = []
-    for group in GROUPS:
-        width = _choose_width(m, group[1], group[0]) if group else 0
-        parts.append(_describe_group(group, width, gpu))
-    least_m, least_n, *numbers = np.concatenate(parts, 1)
+    """Return for all families (NAMES) the predicted times, infinite where one has no configuration, and the traits."""
+    least_m, least_n, parts, *numbers = _describe_families(m, gpu)
     tiles = np.ceil(m / numbers[0]) * np.ceil(n / numbers[1])
     splits = np.minimum(np.minimum(sms // tiles, k // (3 * numbers[2])), 16)
     fails = (least_m >= m) | (least_n >= n) | MAY_SPLIT & (splits < 2)
     us, waves = _predict(numbers, np.where(MAY_SPLIT & ~fails, splits, 1), m, n, k, sms, rates_of(gpu))
     us[fails] = math.inf
-    return us, waves
+    return us, np.array((waves, choice.measure_padding(m, n, *numbers[:2]), parts + 0 * waves))
 
 
 def rank(m: int, n: int, k: int, sms: int, gpu: str, most: int = len(NAMES)) -> tuple[list[GemmConfig], str]:
     """Return the `most` fastest candidates for C (m, n) with inner extent k in order, and what the order rests on."""
-    us, waves = predict(m, n, k, sms, gpu)
-    order, why = choice.order("gemm", gpu, NAMES, us, (m, n, k), waves, predict)
+    us, traits = predict(m, n, k, sms, gpu)
+    order, why = choice.order("gemm", gpu, NAMES, us, (m, n, k), traits, predict)
     found = (FAMILIES[NAMES[place]].config(m, n, k, sms) for place in order[:most])
     return [config for config in found if config], why

@@ -298,10 +298,10 @@ class Ladder:
     ) -> results.Table:
         """Check and time a version, and return the table of all versions so far, or of the last ones.
 
-        The gain is over the row of the same cell with other constants, or over the version that this one was changed
-        from, or over the fastest one before. Of a Triton or Gluon function it first prints what the compiler makes of
-        the launch. With `changed_from`, a function of a cell above, it also prints which lines changed, with `ptx` and
-        `sass` the matching instructions.
+        The gain is over the last row of the same cell with other constants, or over the version that this one was
+        changed from, or over the fastest one before. Of a Triton or Gluon function it first prints what the compiler
+        makes of the launch. With `changed_from`, a function of a cell above, it also prints which lines changed, with
+        `ptx` and `sass` the matching instructions.
         """
         name, code = name or getattr(kernel, "name", "") or kernel.__name__, code_hash(kernel, prepare)
         problem = ""
@@ -326,8 +326,9 @@ class Ladder:
         """Append a row, and say in it what the version gains over its baseline."""
         origin = getattr(kernel, "changed_from", "") or (changed_from and changed_from.fn.__name__) or ""
         timed = [each for each in self.rows if each.get("ratio")]
-        if not changed_from and any(each["version"] == getattr(kernel, "name", "") for each in timed):
-            origin = kernel.name  # the same text with other constants
+        name = getattr(kernel, "name", "") or getattr(kernel, "__name__", "")
+        if not changed_from and any(each["version"].split(",")[0] == name for each in timed):
+            origin = name  # the same text with other constants
         own = [each for each in timed if each["version"].split(",")[0] == origin]
         if timed and row.get("ratio"):
             baseline = own[-1] if own else max(timed, key=lambda each: each["ratio"])

@@ -75,10 +75,21 @@
   const fade = box => box.toggleAttribute("data-more", box.scrollWidth - box.clientWidth - box.scrollLeft > 2);
   const reach = () => {  // a box that scrolls is a stop of the Tab key, and fades out where it goes on
     for (const each of document.querySelectorAll(":is(main pre, .wide, .picture):not(.tiles-view *)")) {
-      if (each.scrollWidth > each.clientWidth) each.tabIndex = 0; else each.removeAttribute("tabindex");
+      const image = each.matches(".picture") && each.querySelector("img"), full = each.hasAttribute("data-full");
+      const reduced = image && (full || image.clientWidth < (image.getAttribute("width") || image.naturalWidth));
+      each.toggleAttribute("data-reduced", Boolean(reduced));
+      if (reduced || each.scrollWidth > each.clientWidth) each.tabIndex = 0; else each.removeAttribute("tabindex");
       fade(each);
     }
   };
+  const enlarge = event => {
+    const picture = event.target.closest?.(".picture[data-reduced]");
+    if (!picture || event.type === "keydown" && event.key !== "Enter") return;
+    picture.toggleAttribute("data-full");
+    reach();
+  };
+  document.addEventListener("click", enlarge);
+  document.addEventListener("keydown", enlarge);
   document.addEventListener("scroll", ({ target }) => target.matches?.(".wide, .picture") && fade(target),
     { capture: true, passive: true });
   addEventListener("resize", reach);

@@ -74,11 +74,14 @@ def run(tiers: list[str] = (), arguments: list[str] = (), env: dict | None = Non
     `arguments` are pytest's. RuntimeError if pytest ends without a report.
     """
     gpus = find_gpus()
-    side_by_side = ["--numprocesses", str(count_processes(gpus)), "--dist=worksteal"]
+    side_by_side = ["-p", "xdist.plugin", f"--numprocesses={count_processes(gpus)}", "--dist=worksteal"]
     # Without a GPU the tests that time are skipped, so one run does everything.
     phases = [("not timing", side_by_side), ("timing", [])] if gpus else [("", side_by_side)]
     # The test processes share these GPUs.
     env = {**(os.environ if env is None else env), "TILES_TEST_GPUS": ",".join(gpus)}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = (
+        "1"  # each process would import Jupyter for plugins that no test uses
+    )
     cases, begin, failed, failures = [], time.monotonic(), 0, []
     with tempfile.TemporaryDirectory() as folder:
         if env.pop("PYTHONDONTWRITEBYTECODE", ""):

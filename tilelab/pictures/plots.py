@@ -213,7 +213,7 @@ def heat_map(
 
     `shade` maps a value to its place on the colour scale, from 0 (dark) to 1; by default the scale spans the values.
     With `centre`, for ratios, the scale has two colours, which meet in white at that value, and a key beside the map.
-    `key` labels places on the scale of `shade`.
+    `key` labels places on the scale of `shade`, of which it shows the part between them.
     ValueError when two rows fall in one cell.
     """
     columns, lines = (sorted({_value(row, key) for row in rows}) for key in (x, y))
@@ -239,6 +239,8 @@ def heat_map(
         bar.ax.tick_params(labelsize=7)
         if key:
             bar.set_ticks([*key], labels=[*key.values()])
+            if len(key) > 1:
+                bar.ax.set_ylim(min(key), max(key))
     for (i, j), text in texts.items():
         known = _ran(cells[i, j], value)
         if not known:

@@ -32,6 +32,18 @@ def place_around_one(ratio: float, ratios: Sequence[float]) -> float:
     return min(max(0.5 + math.log(max(ratio, 1e-9)) / (2 * find_span(ratios)), 0), 1)
 
 
+def label_around_one(ratios: Sequence[float]) -> dict[float, str]:
+    """Return {place: label} for the key of that scale: 1.00, and on each side as far as the ratios reach."""
+    span = math.exp(find_span(ratios))
+    low, high = min(*ratios, 1), max(*ratios, 1)
+    ends = {
+        low: "" if low * span >= 1 else f"≤ {1 / span:.2f}",
+        high: "" if high <= span else f"≥ {span:.2f}",
+    }
+    found = {place_around_one(ratio, ratios): label or f"{ratio:.2f}" for ratio, label in ends.items()}
+    return {0.5: "1.00"} | {place: label for place, label in found.items() if abs(place - 0.5) >= 0.05}
+
+
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Return Spearman's rank correlation: 1 when both sequences have the same order, NaN where one has no order."""
     ranks = []

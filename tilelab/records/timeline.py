@@ -175,19 +175,23 @@ def find_idle_share(recording: dict) -> float:
     return 1 - _find_covered_share(recording, recording["tensor"])
 
 
-def summarise(recording: dict) -> list[dict]:
+def summarise(recording: dict, others: Sequence[dict] = ()) -> list[dict]:
     """Return a row for each lane: the share of the recording, in percent, that each kind of event covers.
+
+    `others` are rows with lane, begin, end and a kind of their own, which get a column too.
 
     The last row is of the tensor core, with the share in which it is idle. Events of one lane may overlap: products
     are in flight while the warps wait.
     """
-    unknown = {f"{kind} %": None for kind in KINDS} | {"idle %": None}
+    kinds = [*KINDS, *dict.fromkeys(row["kind"] for row in others)]
+    unknown = {f"{kind} %": None for kind in kinds} | {"idle %": None}
+    events = [*as_rows(recording), *others]
     rows = []
-    for number, lane in enumerate(recording["lanes"]):
+    for lane in recording["lanes"]:
         row = {"recording": recording["name"], "lane": lane, **unknown}
-        for kind in KINDS:
-            mine = (event for event in recording["events"] if (event[LANE], event[KIND]) == (number, kind))
-            share = 100 * _find_covered_share(recording, (event[BEGIN : END + 1] for event in mine))
+        for kind in kinds:
+            mine = (event for event in events if (event["lane"], event["kind"]) == (lane, kind))
+            share = 100 * _find_covered_share(recording, ((event["begin"], event["end"]) for event in mine))
             row[f"{kind} %"] = round(share, 1) if share else None
         rows.append(row)
     idle = {"recording": recording["name"], "lane": "tensor core", **unknown}
@@ -195,14 +199,14 @@ def summarise(recording: dict) -> list[dict]:
     return [*rows, idle]
 
 
-def make_table(recordings: Sequence[dict]) -> results.Table:
-    """Return a Table of `summarise` of each recording, with a caption that says where they come from.
+def make_table(recordings: Sequence[dict], others: Sequence[dict] = ()) -> results.Table:
+    """Return a Table of `summarise` of each recording and `others`, with a caption that says where they come from.
 
     The caption has the cost of each recording and the profiler's idle share where they are known, and the rows of a
     single recording do without its name.
     """
     caption = "; ".join(dict.fromkeys(f"{each['gpu']}, {each['date']}" for each in recordings))
-    rows = [row for each in recordings for row in summarise(each)]
+    rows = [row for each in recordings for row in summarise(each, others)]
     if len(recordings) == 1:
         rows = [{key: value for key, value in row.items() if key != "recording"} for row in rows]
     for key, words in (("overhead", "recording costs"), ("idle_profiler", "idle by the profiler's count")):

@@ -1,8 +1,16 @@
 """Add measured times to the table from which a GEMM's choice learns (tilelab.runtime.choice).
 
-`python -m tilelab.sweeps.learn GPU FILE...` reads lines of JSON: {"kernel": "wgmma_gemm", "shape": [M, N, K], "us":
-{configuration: µs}, "families": {family: configuration}}. It passes over families that the kernel no longer has, and
-over layers on which the choice is only judged (tilelab.measure.layer_shapes).
+From a GPU to its table:
+
+    python -m tilelab.sweeps.measure --gpu 0 --of 1 --limit 1200 --out measured
+    python -m tilelab.sweeps.learn "NVIDIA H200" measured/*.jsonl
+
+The files hold lines of JSON: {"kernel": "wgmma_gemm", "shape": [M, N, K], "us": {configuration: µs}, "families":
+{family: configuration}}. Other lines do not count, nor do families that the kernel no longer has, nor layers on which
+the choice is only judged (tilelab.measure.layer_shapes).
+
+A table holds the errors of a model, so a change of the model's rates spoils it. Before the change, write its times as
+such lines with `--export FILE`. After it, delete the table and add the file.
 """
 
 from __future__ import annotations
@@ -73,14 +81,30 @@ def add(kernel: str, gpu: str, rows: Iterable[Mapping]) -> int:
     return len(kept)
 
 
+def export(gpu: str) -> str:
+    """Return the times behind a GPU's tables as lines that `main` reads."""
+    lines = [
+        {"kernel": kernel, "shape": shape, "us": us, "families": {name: name for name in us}}
+        for kernel in MODULES
+        for shape, us in read_table(kernel, gpu).items()
+    ]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     parser = cli.make_plain_parser(
         "tilelab.sweeps.learn", "Add measured times to the tables of the GEMMs' choice."
     )
     parser.add_argument("gpu", metavar="GPU", help='the name that its driver gives it, such as "NVIDIA H200"')
-    parser.add_argument("paths", nargs="+", metavar="FILE", type=pathlib.Path, help="lines of JSON")
+    parser.add_argument("paths", nargs="*", metavar="FILE", type=pathlib.Path, help="lines of JSON")
+    parser.add_argument("--export", metavar="FILE", type=pathlib.Path, help="write the tables' times instead")
     options = parser.parse_args(argv)
+    if options.export:
+        options.export.write_text(export(options.gpu), encoding="utf-8")
+        return 0
+    if not options.paths:
+        parser.error("give files with measured times, or --export.")
     try:
         lines = [json.loads(line) for path in options.paths for line in path.read_text().splitlines()]
         for kernel in MODULES:

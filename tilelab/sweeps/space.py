@@ -81,6 +81,8 @@ class Space(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
     presets: ClassVar[dict[str, Callable[[str], Sequence]]] = {}
     axes: ClassVar[dict[str, Callable[[Any], str]]] = {}
+    # What a word of a name means here, where it is another thing than tilelab.views.panel.words says.
+    words: ClassVar[dict[str, str]] = {}
     record: ClassVar[str] = ""  # the experiment whose rows are shown before a sweep
     peer: ClassVar[str] = "cuBLAS"  # what speeds are compared with
     needs: ClassVar[str] = "has_tma"  # the predicate of tilelab.runtime.device that the GPU must have

@@ -245,7 +245,7 @@ const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRi
 const group = (title, ...parts) => h("fieldset", {}, h("legend", {}, title), parts);
 
 const makePanel = (title, text, ...parts) =>
-  h("section", {}, h("h4", {}, title), h("p", { class: "hint" }, text), parts);
+  h("section", {}, h("h3", {}, title), h("p", { class: "hint" }, text), parts);
 
 // Write a cell's text in its colour. A cell that is not `strong` is pale.
 function paintCell(grid, context, x, y, colour, text, strong) {
@@ -581,7 +581,7 @@ function renderBox({ model, el }) {
     "aria-label": "Microscope of a TMA box" },
     form, rules,
     h("div", { class: "stage" },
-      h("section", { class: "where" }, h("h4", {}, "The box on the tensor"),
+      h("section", { class: "where" }, h("h3", {}, "The box on the tensor"),
         h("p", { class: "hint" }, "Drag the box, or move it with the arrow keys (with Shift by a whole box). Hatched: "
           + "outside."), tensor, facts),
       pictures),

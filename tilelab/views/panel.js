@@ -134,6 +134,7 @@ function render({ model, el }) {
   const progress = h("progress", { class: "tiles-progress", max: 1, "aria-label": "progress of the sweep" });
   const status = h("div", { class: "tiles-status", role: "status" });
   const answer = h("div");
+  const words = h("p", { class: "tiles-words" });
   const menuBox = h("div", { class: "tiles-menus" }, ...Object.entries(MENU_LABELS).map(([name, text]) =>
     h("label", { class: `tiles-menu tiles-menu-${name}` }, h("span", {}, text), menus[name])));
   const actions = h("div", { class: "tiles-actions" },
@@ -148,13 +149,12 @@ function render({ model, el }) {
   const map = h("div", { class: "tiles-map", role: "grid", "aria-label": "map of the configurations" });
   const chosen = h("p", { class: "tiles-chosen" });
   const mapPane = h("section", { class: "tiles-map-pane" },
-    h("div", { class: "tiles-head" }, title, h("span", { class: "tiles-right" },
-      button("full", makeIcon(), "the map on the full screen (F); Esc leaves",
-        () => setFull(!root.classList.contains("tiles-full"))))),
+    h("div", { class: "tiles-head" }, title, source),
     h("div", { class: "tiles-head" }, h("label", {}, "shows ", menus.show), h("label", {}, "across ", menus.x),
-      h("label", {}, "upwards ", menus.y)),
-    h("div", { class: "tiles-head" }, source, scale),
-    map, legend, chosen);
+      h("label", {}, "upwards ", menus.y), h("span", { class: "tiles-right" },
+        button("full", makeIcon(), "the map on the full screen (F); Esc leaves",
+          () => setFull(!root.classList.contains("tiles-full"))))),
+    map, h("div", { class: "tiles-head" }, legend, scale), chosen);
   buttons.full.setAttribute("aria-label", "full screen");
 
   const detail = h("div", { class: "tiles-body tiles-detail" });
@@ -183,7 +183,7 @@ function render({ model, el }) {
         h("p", {}, live ? "Choose a kernel, and select a cell of the map: each is a configuration. Run tries them on this machine."
           : "Select a cell of the map: each is a configuration. Other kernels and Run follow in some seconds.")),
       live && menuBox, h("div", { class: "tiles-run-line" }, live && actions,
-        h("div", { class: "tiles-said" }, live && progress, status)), answer,
+        h("div", { class: "tiles-said" }, live && progress, status)), answer, words,
       h("div", { class: "tiles-main" }, mapPane, h("div", { class: "tiles-side" }, upper.pane, lower.pane))),
     tip, code);
   el.append(root);
@@ -401,14 +401,16 @@ function render({ model, el }) {
     source.textContent = timed ? (overlaid ? data.choice.source : "") : "no recorded time for this choice";
     const parts = [];
     if (known.length && rows().some(row => row.status === "ok")) {
-      const span = Math.exp(findSpan(known)), ends = [Math.min(...known), Math.max(...known)];
+      const ends = [Math.min(...known), Math.max(...known)];
       if (lessIsBetter) ends.reverse();
-      const texts = field === "ratio" ? [`≤ ${(1 / span).toFixed(2)}`, "1.00", `≥ ${span.toFixed(2)}`]
-        : ends.map(end => formatNumber(end, field));
       const bar = (from, to) => h("i", { style: `background: linear-gradient(90deg, ${[0, 1, 2, 3, 4].map(step =>
         `rgb(${shadeColor(from + (to - from) * step / 4, field)})`)})` });
-      parts.push(...(texts.length > 2 ? [texts[0], bar(0, 0.5), texts[1], bar(0.5, 1), texts[2]]
-        : [texts[0], bar(0, 1), texts[1]]));
+      if (field === "ratio") { // around 1, as far as the ratios reach
+        const span = Math.exp(findSpan(known)), [below, above] = ends.map(end => shade(end, known, field));
+        if (below <= 0.45) parts.push(ends[0] * span < 1 ? `≤ ${(1 / span).toFixed(2)}` : ends[0].toFixed(2), bar(below, 0.5));
+        parts.push("1.00");
+        if (above >= 0.55) parts.push(bar(0.5, above), ends[1] > span ? `≥ ${span.toFixed(2)}` : ends[1].toFixed(2));
+      } else parts.push(formatNumber(ends[0], field), bar(0, 1), formatNumber(ends[1], field));
     }
     scale.replaceChildren(...parts);
   }
@@ -431,6 +433,14 @@ function render({ model, el }) {
     ].filter(Boolean));
   }
 
+  // What the words mean in the name of the selected configuration, or else of the fastest one.
+  function drawWords() {
+    const named = rows()[selected >= 0 ? selected : data.state.best ?? data.state.order[0]], { words: meanings = {} } = data.choice;
+    const said = named ? [...named.kernel.split(" · "), named.ratio ? `× ${data.choice.peer}` : ""] : [];
+    words.replaceChildren(...said.filter(word => meanings[word]).map(word =>
+      h("span", {}, h("b", {}, word), `: ${meanings[word]}`)));
+  }
+
   function markRows() {
     const at = selected >= 0 ? cellOf[selected] : null;
     for (const cell of cells) {
@@ -446,6 +456,7 @@ function render({ model, el }) {
     }
     chosen.textContent = at ? describeShortly(selected) : "";
     drawLegend();
+    drawWords();
   }
 
   function moveSelection(event) {

@@ -12,6 +12,7 @@ from tilelab import emulator
 from tilelab.cells import lesson
 from tilelab.cells.cuda_magic import make_tensor_map
 from tilelab.measure.check import make_checker
+from tilelab.pictures import plots
 from tilelab.records import results
 
 ROW = 32  # floats of a row of the table, and of a query
@@ -101,14 +102,41 @@ def make_ladders() -> tuple[lesson.Ladder, lesson.Ladder]:
 
 
 def show_clusters(ladder: lesson.Ladder, kernel, launch: Callable):
-    """Time a search with clusters of 1, 2 and 4 and return the curve. `launch(kernel, cluster)` is the `prepare`."""
-    return show_sweep(ladder, "ch10_tile_clusters", kernel, launch, "CLUSTER", (1, 2, 4))(
-        "blocks of a cluster",
-        lambda rows: (
-            f"Tiles sent to two blocks: {rows[1]['ms'] / rows[2]['ms']:.2f} × one block, "
-            f"to four: {rows[1]['ms'] / rows[4]['ms']:.2f} ×"
-        ),
+    """Time a search whose blocks wait for each other, with and without a load that serves them all; return a picture.
+
+    `launch(kernel, cluster, receivers)` is the `prepare` of a version. Before it was timed, return the record's label.
+    """
+    versions = {
+        key: kernel.define(CLUSTER=key[0], RECEIVERS=key[1])
+        for key in ((1, 1), (2, 1), (4, 1), (2, 2), (4, 4))
+    }
+    versions = {key: (version, launch(version, *key)) for key, version in versions.items()}
+    record = ladder.sweep("ch10_tile_clusters", versions, ("cluster", "receivers"))
+    if any("ratio" not in row for row in record.rows):
+        return record.label()
+    rows = {(row["cluster"], row["receivers"]): row for row in record.rows}
+    title = "Two blocks that only wait for each other: {:.2f} × one block; that share loads, too: {:.2f} ×".format(
+        *(rows[1, 1]["ms"] / rows[2, receivers]["ms"] for receivers in (1, 2))
     )
+    figure, axes = plots.new_figure(record.rows, title, record.label(), 2.5)
+    for label, style, keys in (
+        ("each block loads for itself", "s--", ((1, 1), (2, 1), (4, 1))),
+        ("each load serves all blocks", "o-", ((1, 1), (2, 2), (4, 4))),
+    ):
+        speeds = [rows[key]["gbps"] for key in keys]
+        spreads = [rows[key]["spread"] / rows[key]["ratio"] * rows[key]["gbps"] for key in keys]
+        axes.errorbar(
+            [key[0] for key in keys], speeds, spreads, fmt=style, markersize=5, capsize=3, label=label
+        )
+    axes.set_xticks([1, 2, 4])
+    axes.set(
+        xlabel="blocks of a cluster", ylabel="GB/s", ylim=(0, 1.12 * max(row["gbps"] for row in record.rows))
+    )
+    axes.legend(fontsize=7, frameon=False)
+    speeds = ", ".join(
+        f"{row['gbps']:.0f} for {row['cluster']} with loads for {row['receivers']}" for row in record.rows
+    )
+    return figure.describe(f"{title}. GB/s over blocks of a cluster: {speeds}.")
 
 
 def describe_gemm_clusters() -> str:

@@ -42,6 +42,7 @@ class AttentionSpace(Space):
         "stages": lambda c: f"{c.num_stages} stages",
         "kernel": lambda c: c.kernel,
     }
+    words = {r"\d+×\d+": "rows of Q that a program takes, and of K and V in each step"}
     record = "ch14_attention_sweep"
     peer = "cuDNN"
 

@@ -37,7 +37,8 @@ SHAPE = (1, 16, 2048, 128)
 # The role of each warp that is stamped. Triton gives the producer one of the four warps after the consumers'.
 ROLES = {0: "consumer 0", 4: "consumer 1", **dict.fromkeys(range(8, 12), "producer")}
 # Stamps lie in the shared memory that the kernel leaves free: 512 for each of six warps, with clocks of 32 bits. If all
-# 12 warps were stamped, 256 for each would be too few, and Proton would drop the oldest.
+# 12 warps were stamped, 256 for each would be too few, and Proton would drop the oldest. Beside a second tile of Q it
+# would be 32.
 MODE = (
     f"default:sampling_strategy=selective:sampling_options={','.join(map(str, ROLES))}:optimizations=clock32"
 )
@@ -46,9 +47,13 @@ LIMIT_S = 90  # of the process that records
 
 
 def launch(q, k, v, out, config: AttentionConfig = CONFIG) -> None:
-    """Launch the kernel through Triton, without a causal mask: Proton sees no other launches."""
+    """Launch the kernel through Triton, without a causal mask: Proton sees no other launches.
+
+    It has one tile of Q instead of two, so there is room for the stamps. It does not start early: Proton clears its
+    buffer just before.
+    """
     kernel, grid, arguments, options = attention.bind(q, k, v, out, False, None, config)
-    kernel[grid](**arguments, **options)
+    kernel[grid](**arguments, **{**options, "Q_STAGES": 1, "launch_pdl": False})
 
 
 def time_kernel(launch) -> float | None:
@@ -108,7 +113,7 @@ def read_trace(trace: dict, stages: int = CONFIG.num_stages, gpu: str = "", date
     """Return the recording of the first CTA in Proton's Chrome trace.
 
     The ring has a stage for each tile of K and of V, and one for Q. Proton writes cycles as if the clock were 1 GHz, in
-    microseconds. ValueError for a trace without the kernel's scopes.
+    microseconds. ValueError for a trace without the kernel's scopes, or without the first of them.
     """
     events = [
         event
@@ -134,7 +139,10 @@ def read_trace(trace: dict, stages: int = CONFIG.num_stages, gpu: str = "", date
     zero = min(event["ts"] for lane in lanes.values() for event in lane)
     rows = []
     for warp, lane in lanes.items():
-        rows += _read_lane(ROLES[warp], sorted(lane, key=lambda event: event["ts"]), zero, stages)
+        lane.sort(key=lambda event: event["ts"])
+        if lane[0]["name"].split()[1:2] != ["q"]:  # each role begins with a wait for Q
+            raise ValueError(f"Proton has dropped the first events of the {ROLES[warp]}.")
+        rows += _read_lane(ROLES[warp], lane, zero, stages)
     recording = timeline.make_recording(
         "attention",
         rows,
@@ -235,12 +243,12 @@ def find_block_cycles(recording: dict) -> float:
     )
 
 
-def find_softmax(rows: list[dict]) -> list[dict]:
+def find_softmax(recording: dict) -> list[dict]:
     """Return a row for each softmax of the consumers with the rescaling after it, which have no scope of their own.
 
     It begins where the consumer has waited for Q K^T, and ends at the consumer's next wait.
     """
-    found = []
+    found, rows = [], timeline.as_rows(recording)
     for row in rows:
         if row["kind"] == "product" and row["stage"] < CONFIG.num_stages:
             waits = (each["begin"] for each in rows if each["lane"] == row["lane"] and each["kind"] == "wait")
@@ -249,22 +257,39 @@ def find_softmax(rows: list[dict]) -> list[dict]:
     return found
 
 
-def draw_still(recording: dict, until: int, origin: str) -> plots.Picture:
-    """Return a picture of the first `until` cycles, with a row for each role. A bar bears its block's number."""
-    rows = timeline.as_rows(recording)
-    rows = [row for row in rows + find_softmax(rows) if row["end"] <= until]
+def draw_still(recording: dict, origin: str) -> plots.Picture:
+    """Return a picture of the change to the second tile, with a row for each role. A bar bears its block's number.
+
+    It begins about four blocks before the first product of the second tile.
+    """
 
     def name_event(row: dict) -> str:
         if row["kind"] != "product":
             return row["kind"]
         return "Q Kᵀ" if row["stage"] < CONFIG.num_stages else "P V"
 
-    rows = [{**row, "role": row["lane"], "event": name_event(row)} for row in rows]
-    title = "The softmax of a block runs under P V of the block before"
-    return figures.draw_timeline(rows, title=title, source=origin).describe(
-        f"A row for each warp role of one program, over {until:,} cycles: its loads, waits, products, softmax and "
-        "stores. While a consumer computes the softmax of a block, its product P V of the block before runs, and the "
-        f"products of the two consumers overlap. A block takes {find_block_cycles(recording):,.0f} cycles."
+    rows = [
+        {**row, "role": row["lane"], "event": name_event(row)}
+        for row in timeline.as_rows(recording) + find_softmax(recording)
+    ]
+    change = min(row["begin"] for row in rows if row["tile"] == 1 and row["kind"] == "product")
+    block = find_block_cycles(recording)
+    start, stop = 1000 * round((change - 4 * block) / 1000), round(change + 1.5 * block)
+    rows = [  # of two bars that are cut at `start`, P V keeps the lower line
+        {**row, "begin": max(row["begin"], start + (row["event"] == "P V")), "end": min(row["end"], stop)}
+        for row in rows
+        if row["begin"] < stop and row["end"] > start
+    ]
+    title = "A softmax runs under P V, except where the tile changes"
+    picture = figures.draw_timeline(rows, title=title, source=origin)
+    picture.axes[0].xaxis.set_major_formatter(lambda cycles, _: f"{cycles + start:,.0f}")
+    events = [event for event in figures.TONES if any(row["event"] == event for row in rows)]
+    stores = [f"{row['begin']:,} to {row['end']:,} ({row['role']})" for row in rows if row["kind"] == "store"]
+    loads = [row["begin"] for row in rows if row["tile"] == 1 and row["kind"] == "load"]
+    return picture.describe(
+        f"A row for each of {', '.join(recording['lanes'])}, from cycle {start:,} to {stop:,} ({', '.join(events)}). "
+        f"A block takes {block:,.0f} cycles. Stores of the first tile: {' and '.join(stores)}. The second tile: "
+        f"loads from {min(loads):,}, products from {change:,}."
     )
 
 

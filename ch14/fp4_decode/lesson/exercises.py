@@ -5,8 +5,7 @@ A `prepare` of a cell takes the tensors that `make_packed` or `make_tokens` retu
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -20,14 +19,7 @@ from tilelab.measure.check import make_checker
 from tilelab.records import results
 from tilelab.runtime import device
 
-__all__ = [
-    "check",
-    "check_lanes",
-    "define_lanes",
-    "make_packed_ladder",
-    "make_token_ladder",
-    "tabulate_emulated",
-]
+__all__ = ["check", "define_lanes", "make_packed_ladder", "make_token_ladder", "tabulate_emulated"]
 
 BF16 = torch.bfloat16
 CUBE = (4096, 4096, 4096)  # (M, N, K) that is timed
@@ -36,7 +28,11 @@ EXAMPLE = (256, 256, 512)  # for a compiler, where there is no GPU
 
 STEPS = {
     "packed": ("scaled_dot:prepare_scaled_dot", "decode_blocks:prepare_decode_once"),
-    "tokens": ("few_tokens:prepare_few_tokens", "few_tokens:prepare_few_tokens(shares=8)"),
+    "tokens": (
+        "few_tokens:prepare_few_tokens",
+        "few_tokens:prepare_few_tokens(shares=8)",
+        "decode_in_lanes:prepare_decode_in_lanes(shares=8)",
+    ),
 }
 for _name, _steps in STEPS.items():
     lesson.register(f"ch14_blockscaled_{_name}", "16_ch14_fp4_decode", *_steps)
@@ -112,6 +108,7 @@ def multiply_tokens(x, codes, scales, *_) -> torch.Tensor:
 
 
 TOKEN_CASES = {"cpu": [(3, 160, 512), (16, 64, 256)], "cuda": [(3, 160, 512), (16, 1000, 4096)]}
+LANE_CASES = {"cpu": [(16, 64, 256), (16, 128, 384)], "cuda": [(16, 64, 256), (16, 1024, 4096)]}  # no masks
 
 
 def make_token_ladder() -> lesson.Ladder:
@@ -120,15 +117,18 @@ def make_token_ladder() -> lesson.Ladder:
     def prepare_mm(x, codes, scales, wide, out):
         return lambda: torch.mm(x, wide.T, out=out)
 
+    def check_product(prepare):
+        in_lanes = triton_cell.split_prepare(prepare)[0].__name__ == "prepare_decode_in_lanes"
+        cases = LANE_CASES if in_lanes else TOKEN_CASES
+        return lesson.check_launch(prepare, cases, make_tokens, multiply_tokens)
+
     shape = (TOKENS, WEIGHTS, WEIGHTS) if device.current().capability else (TOKENS, 256, 512)
     return lesson.Ladder(
         "ch14_blockscaled_tokens",
         "torch.mm bf16",
         prepare_mm,
         lambda: make_tokens(shape, _where()),
-        functools.partial(
-            lesson.check_launch, cases=TOKEN_CASES, make_inputs=make_tokens, spec=multiply_tokens
-        ),
+        check_product,
         nbytes=WEIGHTS * WEIGHTS * 17 // 32,
     )
 
@@ -151,34 +151,20 @@ def tabulate_emulated(record: results.Record) -> results.Table:
     return results.table(rows, f"8192 × 8192 × 8192; {record.label()}")
 
 
-# ---- a kernel in Gluon
-
-LANE_CASES = {"cpu": [(8, 64, 256), (8, 128, 384)], "cuda": [(8, 64, 256), (8, 1024, 4096)]}
-
-
-def check_lanes(prepare: Callable) -> str:
-    """Run a Gluon version on 8 tokens, in the emulator without a GPU, and compile it; return what came of it."""
-    gluon_emulator.enable()
-    lesson.require_launch(prepare, LANE_CASES, make_tokens, multiply_tokens)
-    report = lesson.compile_launch(prepare, make_tokens((8, 128, 512), "cpu"), "sm_90a")
-    assert report.launchable, report.reason
-    where = "on the GPU" if device.current().has_tma else "in the emulator"
-    return f"right {where}\n{lesson.describe_report(report)}\n{lesson.lines(report.sass, 'LDG|STS|LDS|HMMA')}"
-
-
 # ---- the reader's kernels
 
 
 def define_lanes(texts: Sequence[str]):
-    """Return `decode_in_lanes` of these texts of the notebook's cells."""
-    return lesson.define("\n\n\n".join(triton_cell.collect(texts, "decode_in_lanes")))["decode_in_lanes"]
+    """Return `prepare_decode_in_lanes` of these texts of the notebook's cells."""
+    name = "prepare_decode_in_lanes"
+    return lesson.define("\n\n\n".join(triton_cell.collect(texts, name)))[name]
 
 
-CODES_IN_PAIRS = (0, 4, 1, 5, 2, 6, 3, 7)  # place e of a word holds this one of its eight elements
+NEIGHBOURS_16_BITS_APART = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word holds this one of its eight elements
 
 
-def check_column(column_of, decode_in_lanes) -> None:
-    """Raise AssertionError unless `column_of(k)` fits words whose codes lie in the order CODES_IN_PAIRS.
+def check_places(to_places, prepare_decode_in_lanes) -> None:
+    """Raise AssertionError unless `to_places(tokens)` fits words in the order NEIGHBOURS_16_BITS_APART.
 
     The kernel runs in the emulator with this function in place of its own.
     """
@@ -186,17 +172,14 @@ def check_column(column_of, decode_in_lanes) -> None:
 
     def repack(case, where):
         x, codes, scales, wide, out = make_tokens(case, where)
-        loose = packing.unpack(codes, 4, 32 * scales.shape[1]).unflatten(1, (-1, 8))[
-            ..., list(CODES_IN_PAIRS)
-        ]
-        return x, packing.pack(loose.flatten(1).contiguous(), 4).contiguous(), codes, scales, wide, out
+        words = packing.unpack(codes, 4, 32 * scales.shape[1]).unflatten(1, (-1, 8))
+        stored = words[..., list(NEIGHBOURS_16_BITS_APART)].flatten(1).contiguous()
+        return x, packing.pack(stored, 4).contiguous(), codes, scales, wide, out
 
-    def prepare(x, paired, codes, scales, wide, out):
-        n, k = out.shape[1], x.shape[1]
-        arguments = x, paired.view(torch.int32), scales, out, n, k
-        return lambda: decode_in_lanes[(n // 64,)](*arguments, num_warps=4)
+    def prepare(x, stored, codes, scales, wide, out):
+        return prepare_decode_in_lanes(x, stored, scales, wide, out)
 
-    with gluon_emulator.replacing(column_of=column_of):
+    with gluon_emulator.replacing(to_places=to_places):
         lesson.require_launch(
             prepare, LANE_CASES, repack, lambda x, _, *rest: multiply_tokens(x, *rest), where="cpu"
         )
@@ -261,5 +244,5 @@ def check_decode(kernel) -> None:
     )
 
 
-CHECKS = {"Exercise 1": check_column, "Exercise 2": check_value, "Exercise 3": check_decode}
+CHECKS = {"Exercise 1": check_places, "Exercise 2": check_value, "Exercise 3": check_decode}
 check = make_checker(CHECKS)

@@ -58,8 +58,9 @@ def draw_ablation(records: dict[str, object]) -> plots.Picture:
     axes.remove()
     colours = dict(zip(records, (BLUE, ORANGE, GREEN)))
     sides = (("alone", "plain", "added: × the plain kernel"), ("last", "winner", "removed: × the winner"))
+    part = None
     for place, (kind, base, title) in enumerate(sides):
-        part = figure.add_subplot(1, 2, place + 1)
+        part = figure.add_subplot(1, 2, place + 1, sharex=part)
         for shift, (size, record) in enumerate(records.items()):
             ran = {(row["kind"], row["ingredient"]): row for row in record.rows if row.get("ratio")}
             of_base = ran.get((base, ""))
@@ -77,13 +78,19 @@ def draw_ablation(records: dict[str, object]) -> plots.Picture:
         part.set_title(title, fontsize=8)
         part.tick_params(axis="x", labelsize=7)
         part.grid(axis="y", color="#eeeeee")
+    part.set_xscale("log")  # so that half as fast is as far from 1 as twice as fast
+    ticks = (0.25, 0.33, 0.5, 0.7, 1, 1.4, 2, 3, 4)
+    low, high = part.get_xlim()
+    part.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    part.set_xlim(low, high)
+    part.minorticks_off()
     dots = [Line2D([], [], color=colour, marker="o", lw=0, ms=4) for colour in colours.values()]
     sizes = [f"{size}³" for size in colours]
     options = dict(fontsize=7, frameon=False, ncols=len(sizes), loc="upper right", bbox_to_anchor=(1, 0.95))
     figure.legend(dots, sizes, **options)
     return figure.describe(
         "For each ingredient and size, how much faster the plain kernel becomes with it, and how "
-        "much slower the winner becomes without it, with the spread of the ratios."
+        "much slower the winner becomes without it, with the spread of the ratios. Both parts have one scale."
     )
 
 
@@ -103,21 +110,35 @@ def describe_means(sets: dict[str, list[dict]]) -> str:
     return "\n".join(lines)
 
 
+def find_means(rows: list[dict]) -> dict[int, float]:
+    """Return {tokens: geometric mean of the ratios}, by tokens, where a number of tokens has several shapes."""
+    found: dict[int, list[float]] = {}
+    for row in sorted(rows, key=lambda row: row["shape"][0]):
+        found.setdefault(row["shape"][0], []).append(row["ratio"])
+    return {tokens: results.geometric_mean(each) for tokens, each in found.items() if len(each) > 1}
+
+
 def draw_held_out(sets: dict[str, list[dict]], source: str) -> plots.Picture:
-    """Draw the ratio of each shape over its tokens (M) for each set, and the mean of each number of tokens."""
-    title = "Untuned shapes: the Triton kernel falls behind around 160 tokens"
+    """Draw the ratio of each shape over its tokens (M) for each set, and the mean of each number of tokens.
+
+    The title is about the first set.
+    """
+    means = {name: find_means(rows) for name, rows in sets.items()}
+    lowest = {name: min(each, key=each.get) for name, each in means.items()}
+    first = next(iter(sets))
+    behind = [tokens for tokens, mean in means[first].items() if mean < 1]
+    title = f"Untuned shapes: {first} keeps up at all numbers of tokens"
+    if behind:
+        title = (
+            f"Untuned shapes: {first} first falls behind at {behind[0]:,} tokens, most at {lowest[first]:,}"
+        )
     figure, axes = plots.new_figure(list(sets), title, source, 3)
-    said = []
     for (name, rows), tone in zip(sets.items(), (ORANGE, BLUE)):
         axes.plot(*zip(*((row["shape"][0], row["ratio"]) for row in rows)), ".", color=tone, ms=3, alpha=0.35)
-        at = {
-            tokens: [row["ratio"] for row in rows if row["shape"][0] == tokens]
-            for tokens, *_ in sorted(row["shape"] for row in rows)
-        }
-        means = [(tokens, results.geometric_mean(each)) for tokens, each in at.items() if len(each) > 1]
-        axes.plot(*zip(*means), color=tone, marker="o", ms=3.5, lw=1.5, label=name)
-        lowest = min(means, key=lambda mean: mean[1])
-        said.append(f"{name}: the lowest mean, {lowest[1]:.2f}, is at {lowest[0]} tokens")
+        axes.plot(*zip(*means[name].items()), color=tone, marker="o", ms=3.5, lw=1.5, label=name)
+    said = [
+        f"{name}: the lowest mean, {means[name][at]:.2f}, is at {at} tokens" for name, at in lowest.items()
+    ]
     axes.axhline(1, color="black", linewidth=1)
     ticks = (1, 4, 16, 64, 256, 1024, 4096)
     axes.set(xscale="log", ylim=(0.45, 1.5))

@@ -386,6 +386,24 @@ def asked_before_decoded(report):
     return len(loops) == 2 and all(body[0] == "LDG.E.128" for body in loops)
 
 
+def test_small_weights_go_by_bf16():
+    h200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132)
+    fast = [shape for shape in itertools.product((16, 32, 64), (2304, 4096, 8192), (2048, 4096, 8192))]
+    fast = [shape for shape in fast if fp4_decode.is_bf16_faster(*shape, h200)]
+    assert {m for m, _, _ in fast} == {32, 64} and (64, 4096, 4096) in fast
+    assert max(n * k for _, n, k in fast) <= 35e6
+    x, weight, scales = case(40, 64, 128)
+    first = fp4_decode.prepare(x, weight, scales, config="bf16")
+    second = fp4_decode.prepare(x[:17], weight, scales, config="bf16")
+    assert first.config == "bf16"
+    assert first.run.args[1].data_ptr() == second.run.args[1].data_ptr(), "one copy"
+    for launch, tokens in (first, x), (second, x[:17]):
+        assert torch.allclose(launch().double(), spec(tokens, weight, scales), rtol=2**-6, atol=2**-6)
+    weight.bitwise_not_()
+    again = fp4_decode.prepare(x, weight, scales, config="bf16")
+    assert torch.allclose(again().double(), spec(x, weight, scales), rtol=2**-6, atol=2**-6)
+
+
 @pytest.mark.gpu
 def test_a_launch_waits_for_the_tokens_of_the_one_before():
     x, weight, scales = case(8, 4096, 4096, (115, 118))

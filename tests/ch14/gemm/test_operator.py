@@ -246,7 +246,9 @@ def test_back_to_back_launches_do_not_overtake_each_other():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", ["conservative", "128,256,64,8,4 persistent /2"])
+@pytest.mark.parametrize(
+    "config", ["conservative", "128×256×64 · 8 warps · 4 stages · persistent · C in 2 parts"]
+)
 def test_what_was_launched_moves_its_tiles_by_tma(config, monkeypatch):
     launched, run = [], triton.JITFunction.run
 

@@ -287,8 +287,6 @@ def test_a_recording_that_is_ended(notebooks, tmp_path, how, status):
 def test_tests_that_end_without_a_report(notebooks, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(suite, "find_gpus", lambda: {})
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist.plugin")  # the imports of other plugins take seconds
     (tmp_path / "conftest.py").write_text("import os\nos._exit(9)\n")
     kept = results.results_folder() / "nvidia-h200" / "tests.json"
     before = json.dumps({"versions": provenance.versions()})

@@ -12,7 +12,7 @@ import nbconvert
 import nbformat
 import pytest
 from cases import cases
-from view_pages import COLOURS, CROWDED, SCREENSHOTS
+from view_pages import COLOURS, CROWDED, SCREENSHOTS, photograph
 
 from tilelab import views
 from tilelab.course import notebook, site
@@ -177,7 +177,7 @@ def test_a_picture_of_a_text_is_embedded_and_one_that_is_missing_is_named(
     (tmp_path / name).write_bytes(content)
     small_page()
     data = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-    assert f'<img alt="a dot" src="{data}"/>' in (tmp_path / "pages/index.html").read_text()
+    assert f'<img src="{data}" alt="a dot"' in (tmp_path / "pages/index.html").read_text()
     (tmp_path / name).unlink()
     with pytest.raises(ValueError, match=f"the picture .*{name} does not exist."):
         small_page()
@@ -316,12 +316,12 @@ def test_every_page_can_be_read(pages, browser):
                 if size is windows[0]:
                     page.goto(path.as_uri())
                 looks = everywhere if in_docs or windows.index(size) == 2 else once
-                if not in_docs:
-                    page.screenshot(path=SCREENSHOTS / f"site-{path.stem}-{size['width']}-{scheme}.png")
                 if page.locator(".tiles-panel .tiles-cell").count():
                     panels += 1
                     page.wait_for_function("document.querySelector('.tiles-panel svg text')")
                 found = {name: page.evaluate(look) for name, look in looks.items()}
+                if any(found.values()) or faults:
+                    page.screenshot(path=SCREENSHOTS / f"site-{path.stem}-{size['width']}-{scheme}.png")
                 assert not any(found.values()) and not faults, (path.stem, size, found, faults)
                 background = page.evaluate("getComputedStyle(document.body).backgroundColor")
                 assert (background != "rgb(255, 255, 255)") == (scheme == "dark")
@@ -376,6 +376,14 @@ def test_the_sidebar_follows_the_reader_searches_and_chooses_a_theme(pages, brow
         page.wait_for_function("!document.querySelector('.toc details').open")
         below = page.locator(".toc").bounding_box()
         assert below["y"] + below["height"] <= page.locator("h2", has_text="Exercises").bounding_box()["y"]
+
+        picture = page.locator(".picture[data-reduced]").first
+        widths = "box => [box.clientWidth, box.scrollWidth]"
+        fits = picture.evaluate(widths)
+        picture.click()
+        assert fits[0] == fits[1] < picture.evaluate(widths)[1]
+        picture.press("Enter")
+        assert picture.evaluate(widths) == fits
         assert not faults
 
 
@@ -385,7 +393,7 @@ def test_views_work_on_a_page_and_a_view_that_fails_leaves_its_picture(small_pag
     path = small_page(_view(3, "</script>"), still, _view(7), still, _view(-1), still)
     with _opened(browser, NARROW, "dark") as (page, faults):
         page.goto(path.as_uri())
-        page.screenshot(path=SCREENSHOTS / "site-view-390-dark.png")
+        photograph(page, "site-view-390-dark", full_page=False)
         dials = page.locator(".tiles-dial")
         assert dials.all_inner_texts() == ["3more</script>", "7more"]
         dials.nth(1).get_by_role("button").click()

@@ -36,8 +36,6 @@ def folder(monkeypatch, tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = timing\n")
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    # the imports of plugins take longer than these tests
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return tmp_path
 
 
@@ -46,7 +44,7 @@ def folder(monkeypatch, tmp_path):
 def test_only_on_a_gpu_tests_that_time_run_alone(folder, monkeypatch, gpus, failed):
     monkeypatch.setattr(suite, "find_gpus", lambda: gpus)
     monkeypatch.setattr(suite, "count_processes", lambda _: 1)
-    summary = suite.run(arguments=["-p", "xdist.plugin"])
+    summary = suite.run()
     assert (summary["passed"], summary["failed"], summary["skipped"]) == (4 - failed, failed, 2)
     assert summary["skips"] == [("needs a GPU", 2)] and "test_it::test_b" in summary["failures"]
     times = [seconds for _, seconds in summary["slowest"]]

@@ -46,12 +46,24 @@ def test_errors_at_as_full_a_last_wave_count_more():
     """Both shapes are as near; at the first, "small" fills its last wave as it does here."""
 
     def predict(m, n, k, sms, gpu):
-        return np.full((*np.shape(n)[:1], 1), 10.0), 1.0 + 0.02 * (np.asarray(n) > 64)
+        return np.full((*np.shape(n)[:1], 1), 10.0), 1.0 + 0.02 * (np.asarray([n]) > 64)
 
     table = choice.Table("GPU", ["small"], [(64, 64, 64), (64, 128, 64)], [[500], [-500]])
-    (here,), _ = table.correct(("small",), np.array([10.0]), (64, 90, 64), np.array([1.0]), predict)
-    (alike,), _ = table.correct(("small",), np.array([10.0]), (64, 91, 64), np.array([1.02]), predict)
+    (here,), _ = table.correct(("small",), np.array([10.0]), (64, 90, 64), np.array([[1.0]]), predict)
+    (alike,), _ = table.correct(("small",), np.array([10.0]), (64, 91, 64), np.array([[1.02]]), predict)
     assert here > 11 > 9 > alike
+
+
+def test_errors_at_tiles_as_full_count_more():
+    """At one measured shape, "small" takes twice the prediction, with tiles that are half empty."""
+
+    def find_traits(m, n, k):
+        return {"small": (1.0, float(n > 64)), "large": (1.0, 0.0)}
+
+    measured = [((64, n, 64), {"small": 19.0 if n > 64 else 10.0, "large": 11.0}) for n in (64, 128)]
+    choice.keep("gemm", "GPU", measured, predict)
+    for n, fastest in (65, "large"), (64, "small"):
+        assert choice.rank("gemm", "GPU", predict(63, n, 64), 63, n, 64, find_traits)[0][0] == fastest
 
 
 def test_without_a_table_the_model_decides():

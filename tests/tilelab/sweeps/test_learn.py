@@ -32,13 +32,18 @@ def test_a_table_gives_back_what_was_added(kernel, tmp_path, capsys):
     assert f"{kernel}: 1 shapes in" in capsys.readouterr().out
     assert learn.read_table(kernel, GPU) == {SHAPE: pytest.approx(times, rel=1e-3)}
     assert choice.load(kernel, GPU).shapes == [SHAPE]
+    assert learn.main([GPU, "--export", str(path)]) == 0
+    choice.path(kernel, GPU).unlink()
+    choice.load.cache_clear()
+    assert learn.main([GPU, str(path)]) == 0
+    assert learn.read_table(kernel, GPU) == {SHAPE: pytest.approx(times, rel=1e-3)}
 
 
-@pytest.mark.parametrize("text", [None, "no JSON", '["a list"]', '{"kernel": "gemm", "shape": [1, 2]}'])
+@pytest.mark.parametrize("text", [None, "", "no JSON", '["a list"]', '{"kernel": "gemm", "shape": [1, 2]}'])
 def test_a_file_without_times_is_one_sentence(text, tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     if text is not None:
         path.write_text(text)
     with pytest.raises(SystemExit) as stopped:
-        learn.main([GPU, str(path)])
+        learn.main([GPU, str(path)] if text != "" else [GPU])
     assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") == 1

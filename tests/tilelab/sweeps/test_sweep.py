@@ -196,7 +196,7 @@ def test_only_gpus_of_one_model_share_a_sweep(monkeypatch):
 def test_cancel_keeps_rows_and_the_next_sweep_goes_on(space, journal):
     configs = [Config(16), Config(64, "gate"), *RIGHT]  # in the order of their blocks
     running = Sweep(configs, space, journal=journal)
-    wait_for(lambda: len(log(space)) == 2)
+    wait_for(lambda: len(log(space)) == 2 and journal.rows())
     running.cancel()
     rows = running.finish()
     assert not running.running and running.cancelled and running.winner is None

@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from view_pages import SCREENSHOTS, longest_answer_ms, opened
+from view_pages import longest_answer_ms, opened, photograph
 
 from ch14.gemm.lesson.sweep import GemmSpace
 from tilelab import views
@@ -118,7 +118,6 @@ def test_long_listings_are_quick_and_scroll_together(show):
 
 
 def test_two_configurations(show):
-    """Pictures of a real pair are left in build/screenshots."""
     space = GemmSpace((4096, 4096, 4096), compile_for="sm_90a")
     configs = GemmSpace.presets["grid of 96"]("bf16")
     sides = [load_code(space.job(configs[index])) for index in (0, 40)]
@@ -130,7 +129,7 @@ def test_two_configurations(show):
         page.locator(f"[data-language={language}]").click()
         for _ in range(20):
             page.keyboard.press("n")
-        page.screenshot(path=SCREENSHOTS / f"code-{language}-{scheme}.png")
+        photograph(page, f"code-{language}-{scheme}", full_page=False)
         assert page.locator(".tiles-code-current").count() == 2
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

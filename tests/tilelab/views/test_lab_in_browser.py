@@ -1,7 +1,7 @@
 """The sweep panel in a real browser: in JupyterLab, and as the page that `make demo` serves through Voila.
 
-Two tests start a server on a copy of the demo notebook; the others open a page as the site makes it. All leave
-screenshots in build/screenshots.
+Two tests start a server on a copy of the demo notebook; the others open a page as the site makes it. With
+TILES_SCREENSHOTS=1 all keep screenshots in build/screenshots.
 """
 
 import collections
@@ -15,7 +15,7 @@ import pytest
 import view_pages
 from browsing import DEMO, SIZES, opened, served, served_demo
 from matplotlib import colormaps
-from view_pages import COLOURS, SCREENSHOTS
+from view_pages import COLOURS
 
 from ch14.attention.lesson import sweep as attention_sweep
 from ch14.gemm.lesson import sweep as gemm_sweep
@@ -170,7 +170,7 @@ def show(page, target=TARGET):
 def keep(panel, where, what, near=None):
     if near:
         near.scroll_into_view_if_needed()
-    panel.page.screenshot(path=SCREENSHOTS / f"{where}-{what}.png")
+    view_pages.photograph(panel.page, f"{where}-{what}", full_page=False)
 
 
 def cancel(panel):
@@ -239,6 +239,11 @@ def stage_fits(page, panel, where):
             assert panel.evaluate(CUT) == [window["width"], window["height"], 0], f"{size}: parts lie outside"
             assert not panel.evaluate(SMALL, SMALLEST_PX[size])
             assert not panel.evaluate(PALE), "text that cannot be read"
+            lines = {
+                round(box["y"])
+                for box in (word.bounding_box() for word in panel.locator(".tiles-words span").all())
+            }
+            assert 1 <= len(lines) <= 5, "the words of the winner's name are not explained in five lines"
     panel.locator(".tiles-theme").click()
     keep(panel, where, "dark")
     assert not panel.evaluate(PALE), "text that cannot be read in the dark theme"
@@ -483,7 +488,6 @@ def test_the_panel_exports_rows_picture_and_python(open_site, data):
         assert rows[0]["wgmma"] == str(best["counts"]["wgmma"])
         assert any("shared memory" in row["reason"] for row in rows)
         assert found["png"].startswith(b"\x89PNG")
-        (SCREENSHOTS / "site-map.png").write_bytes(found["png"])
         panel.locator(".tiles-map .tiles-best").click()
         panel.locator(".tiles-copy").click()
         panel.get_by_role("button", name="Copied").wait_for()

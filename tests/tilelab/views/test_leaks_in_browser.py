@@ -28,19 +28,17 @@ ipywidgets.IntSlider(description="ready")
 
 def find_children(parent: int) -> dict[int, str]:
     """Return {process: command line} of all that a process has started, directly or not."""
-    parents, commands = {}, {}
+    parents, found, new = {}, {}, {parent}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError):
             state = (folder / "stat").read_text().rpartition(")")[2].split()
             if state[0] != "Z":
-                commands[int(folder.name)] = (
-                    (folder / "cmdline").read_text(errors="replace").replace("\0", " ")
-                )  # it may end meanwhile
                 parents[int(folder.name)] = int(state[1])
-    found, new = {}, {parent}
-    while new:
-        new = {process for process, above in parents.items() if above in new}
-        found |= {process: commands[process] for process in new}
+    while new := {process for process, above in parents.items() if above in new}:
+        for process in new:
+            with contextlib.suppress(OSError):  # it may end meanwhile
+                command = pathlib.Path(f"/proc/{process}/cmdline").read_text(errors="replace")
+                found[process] = command.replace("\0", " ")
     return found
 
 

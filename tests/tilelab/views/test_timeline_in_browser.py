@@ -1,6 +1,6 @@
 """The timeline view in Chromium, from a page without a server: zoom, pan, steps, the ring, two recordings, the export.
 
-Screenshots stay in build/screenshots.
+TILES_SCREENSHOTS=1 keeps screenshots in build/screenshots.
 """
 
 import contextlib

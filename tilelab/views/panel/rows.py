@@ -21,6 +21,7 @@ from tilelab.runtime import device, provenance, spoken
 from tilelab.sweeps import sweep
 from tilelab.sweeps.journal import Journal, journal_for
 from tilelab.sweeps.space import Space
+from tilelab.views.panel import words
 
 TOP = 10
 # The fields that cells can show, with a label (for the peer's name) and whether less is better.
@@ -201,6 +202,9 @@ class Choice:
             "measures": self.space.can_measure,
             "keys": list(self.configs),
             "axes": self.axes,
+            "words": words.explain_words(
+                (row["kernel"] for row in self.initial_rows.values()), self.space.peer, self.space.words
+            ),
             "roofline": self._describe_roofline(dtype),
             "unrecorded": self._list_unrecorded(),
             "reprs": [repr(config) for config in configs],

@@ -128,5 +128,5 @@ def describe_cause(choice: Choice, rows: Sequence[dict], roof: dict) -> str:
     if of[worst] != of[at]:
         label, tile = labels[of[worst]], choice.axes[x]["labels"][choice.axes[x]["of"][at]]
         slower = format_number(get_value(rows[worst], "ratio"), "ratio")
-        parts.append(f"at the same {x}, {tile}, it reaches only {slower} with {label}")
+        parts.append(f"with {label}, the same {x}, {tile}, reaches only {slower}")
     return f"Why: {'; '.join(parts)}." if parts else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 
 from IPython.display import HTML
 
@@ -61,8 +60,7 @@ def draw_heat_map(choice: Choice, rows: list[dict], x: str, y: str, field: str) 
         "source": f"{label}; {_describe_origin(choice, rows)}{marks}",
     }
     if field == "ratio" and values:
-        span = math.exp(scales.find_span(values))
-        words |= {"centre": 1, "key": {0: f"≤ {1 / span:.2f}", 0.5: "1.00", 1: f"≥ {span:.2f}"}}
+        words |= {"centre": 1, "key": scales.label_around_one(values)}
     functions = {
         "mark": lambda row: LETTERS.get(panel_rows.short_status(row), "–"),
         "shade": lambda value: panel_rows.shade(value, values, field),

@@ -37,14 +37,17 @@ def run_check(kernel, launch=None, **options):
     """Return what the ladder's check says of a version of the notebook."""
     if kernel.name.startswith("nearest"):
         cluster = options.get("cluster", 2 if kernel.name == "nearest_multicast" else 1)
-        return exercises.check_search((launch or find_launch())(kernel, cluster))
+        receivers = options.get("receivers", cluster)
+        return exercises.check_search((launch or find_launch())(kernel, cluster, receivers))
     share = options.get("share", 1 if kernel.name == "add_each" else 64)
     return exercises.check_sum(exercises.by_share(kernel, share))
 
 
 @cases(
     "kernel, constants, options",
-    ("nearest_multicast", {"CLUSTER": 4}, {"cluster": 4}),
+    ("nearest_multicast", {"CLUSTER": 4, "RECEIVERS": 4}, {"cluster": 4}),
+    ("nearest_multicast", {"CLUSTER": 4, "RECEIVERS": 2}, {"cluster": 4, "receivers": 2}),
+    ("nearest_multicast", {"RECEIVERS": 1}, {"receivers": 1}),
     ("add_partial", {"SHARE": 4}, {"share": 4}),
 )
 def test_the_other_constants_pass(kernel, constants, options):
@@ -56,7 +59,7 @@ def test_the_other_constants_pass(kernel, constants, options):
     ("nearest", ("unit ^ threadIdx.x % 8", "unit")),
     ("nearest_multicast", ("if (tile > 0) cluster_wait();", "")),
     ("nearest_multicast", ("BYTES);  //", "SHARE);  //")),
-    ("nearest_multicast", ("rank * SHARE", "0")),
+    ("nearest_multicast", ("part * SHARE", "0")),
     ("add_partial", ("i / STAGES % 2", "0")),
 )
 def test_a_wrong_version_fails(kernel, change):

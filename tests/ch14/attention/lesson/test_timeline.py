@@ -44,11 +44,13 @@ backends["nvidia"].compiler.instrumentation = Instrumentation(
     {"ttgpuir_to_llvmir": to_llvm_ir, "llvmir_to_llvm": to_llvm})
 kernel, job = hopper_kernel.attention_hopper_kernel, attention.job(timeline.CONFIG, "sm_90a")
 signature = {name: job.signature.get(name, "constexpr") for name in kernel.arg_names}
-binary = triton.compile(GluonASTSource(kernel, signature, job.constants, {}), target=GPUTarget("cuda", 90, 32),
+constants = job.constants | {"Q_STAGES": 1}  # as timeline.launch
+binary = triton.compile(GluonASTSource(kernel, signature, constants, {}), target=GPUTarget("cuda", 90, 32),
                         options={"num_warps": job.num_warps, "instrumentation_mode": str(mode)})
 names = sorted(set(re.findall(r'proton.record start "([^"]+)"', binary.asm["source"])))
 ended = sorted(set(re.findall(r'proton.record end "([^"]+)"', binary.asm["source"])))
 assert names == ended
+assert binary.metadata.profile_scratch_size >= len(timeline.ROLES) * 512 * 8  # bytes of stamps
 print(binary.metadata.shared, len(re.findall("%clock", binary.asm["ptx"])), ", ".join(names))
 """
 
@@ -112,14 +114,15 @@ def test_the_stages_of_k_and_v_fill_and_empty():
 def test_a_block_takes_the_time_between_two_products_of_one_tile():
     recording = recorder.read_trace(make_trace())
     assert recorder.find_block_cycles(recording) == 900
-    assert "under P V" in recorder.draw_still(recording, 3000, "made up").get_suptitle()
+    picture = recorder.draw_still(recording, "made up")
+    assert "under P V" in picture.get_suptitle()
+    assert "5,000 to 5,200 (consumer 0)" in picture.description
+    assert picture.description.endswith("loads from 5,010, products from 5,740.")
 
 
 def test_a_softmax_reaches_from_its_scores_to_the_next_wait_and_lies_over_a_product_with_v():
-    rows = timeline.as_rows(
-        results.load_record("ch14_attention_timeline", recorder.source()).rows[0]["recording"]
-    )
-    found = recorder.find_softmax(rows)
+    recording = results.load_record("ch14_attention_timeline", recorder.source()).rows[0]["recording"]
+    rows, found = timeline.as_rows(recording), recorder.find_softmax(recording)
     assert len(found) == 2 * 2 * 16  # consumers, tiles, blocks
     for row in found:
         others = [each for each in rows if each["lane"] == row["lane"] and each["begin"] < row["end"]]
@@ -152,6 +155,15 @@ def test_the_record_shows_what_the_notebook_says():
             row["kind"] == "load" and row["tile"] == 1 and store["begin"] < row["begin"] < store["end"]
             for row in rows
         )
+    # the stage of the next tile's first K is empty before the producer waits for Q, but K is loaded after Q
+    loads = [row for row in rows if (row["kind"], row["tile"]) == ("load", 1)]
+    waits = [row for row in rows if row["kind"] == "wait" and row["barrier"] == "empty" and row["tile"] == 1]
+    assert [row["stage"] for row in loads[:3]] == [4, 4, 0] == [row["stage"] for row in waits[:3]]
+    emptied = max(products[lane, 0, 14, False]["end"] for lane in ("consumer 0", "consumer 1"))
+    assert emptied < waits[0]["begin"] and waits[1]["end"] < loads[2]["begin"]
+    for lane in ("consumer 0", "consumer 1"):  # they wait for this K after Q has landed
+        q, k = [r for r in rows if (r["lane"], r["kind"], r["tile"]) == (lane, "wait", 1)][:2]
+        assert (q["stage"], k["stage"]) == (4, 0) and q["end"] - q["begin"] < k["end"] - k["begin"]
     assert recorder.find_block_cycles(recording) > 4 * recorder.PRODUCT_CYCLES
     waits = {
         lane: [
@@ -179,6 +191,9 @@ def test_a_trace_without_scopes_is_refused():
             {"traceEvents": [{"ph": "X", "name": "kernel", "pid": "", "tid": "", "ts": 0, "dur": 1}]}
         )
     trace = make_trace()
+    late = [event for event in trace["traceEvents"] if event.get("name") not in ("wait q full", "store")]
+    with pytest.raises(ValueError, match="has dropped the first events of the consumer"):
+        recorder.read_trace({"traceEvents": late})
     trace["traceEvents"][2]["tid"] = "warp 2 (line 0)"
     with pytest.raises(ValueError, match="the roles are those of"):
         recorder.read_trace(trace)

@@ -60,29 +60,41 @@ def test_scaled_dot_decodes_on_hopper():
 
 
 def test_decoding_in_lanes_moves_no_weight():
-    said = exercises.check_lanes(prepare("decode_in_lanes"))
-    assert said.startswith("right") and " 0 B of shared memory" in said and "8 × HMMA" in said
-    assert not any(word in said for word in ("STS", "LDS"))
+    lanes = prepare("decode_in_lanes", shares=3)
+    report = lesson.compile_launch(lanes, exercises.make_tokens((16, 128, 512), "cpu"), "sm_90a")
+    assert report.launchable and report.smem == 4, report.reason  # the count of arrivals
+    counts = {name: report.sass.count(name) for name in ("HMMA", "STS", "LDS", "SHFL")}
+    assert counts == {"HMMA": 16, "STS": 1, "LDS": 1, "SHFL": 0}
 
 
 @cases(
     "change",
-    ("k // 2 % 4 * 32", "k // 2 % 4 * 16"),
-    ("k // 8 % 2 * 2 + k % 2", "k % 2 * 2 + k // 8 % 2"),
+    ("", ""),
+    ("permute([2, 3, 1, 4, 0])", "permute([3, 2, 1, 4, 0])"),
     ("permute([0, 2, 3, 1, 4])", "permute([0, 2, 1, 3, 4])"),
     ("step * 4 + block", "block"),
+    ("(share + 1) // SHARES", "(share + 1) // SHARES - 1"),
+    ("parts + other * 1024", "parts"),
 )
-def test_wrong_lanes_fail(change):
+def test_lanes(change):
     gluon_emulator.enable()
-    with pytest.raises((AssertionError, ValueError)):
-        exercises.check_lanes(prepare("decode_in_lanes", change))
+    fault = lesson.check_launch(
+        prepare("decode_in_lanes", change, shares=2),
+        exercises.LANE_CASES,
+        exercises.make_tokens,
+        exercises.multiply_tokens,
+    )
+    assert bool(fault) == bool(change[0]), fault
 
 
 @cases(
     "check, name, change",
-    ("column", "my_column", ("k % 2 * 4", "k % 2")),
-    ("column", "my_column", ("k // 16 % 2 * 2 + k // 8 % 2 ", "k // 8 % 2 * 2 + k // 16 % 2 ")),
-    ("column", "my_column", ("k // 32 * 8", "k // 16 * 4")),
+    ("places", "my_places", ("[2, 5, 3, 1, 4, 0]", "[2, 4, 3, 1, 5, 0]")),
+    (
+        "places",
+        "my_places",
+        ("[2, 5, 3, 1, 4, 0]", "[2, 4, 5, 1, 3, 0]"),
+    ),  # the inverse order of the elements
     ("value", "my_value", ("<< 22", "<< 23")),
     ("value", "my_value", ("(code & 8) != 0", "code > 7")),
     ("value", "my_value", ("(code & 7)", "code")),
@@ -94,6 +106,6 @@ def test_wrong_lanes_fail(change):
     ("decode", "my_decode", ("* scale[:, :, None]", "* scale[:, :, None].to(tl.float16)")),
 )
 def test_a_wrong_answer_fails(check, name, change):
-    lanes = define(VERSIONS, "decode_in_lanes") if check == "column" else []
+    lanes = define(VERSIONS, "prepare_decode_in_lanes") if check == "places" else []
     with pytest.raises(AssertionError):
         getattr(exercises, f"check_{check}")(*define(SOLUTIONS, name, change=change), *lanes)

@@ -14,6 +14,9 @@ def test_the_means_of_a_set_are_by_tokens():
     assert said.split() == "some, 3 shapes 0.50 0.80 2.00 0.93 0.50".split()
     picture = figures.draw_held_out({"some": rows * 2, "others": rows * 2}, "somewhere")
     assert "some: the lowest mean, 0.50, is at 8 tokens" in picture.description
+    assert picture.get_suptitle() == "Untuned shapes: some first falls behind at 8 tokens, most at 8"
+    picture = figures.draw_held_out({"some": rows[2:] * 2}, "somewhere")
+    assert picture.get_suptitle() == "Untuned shapes: some keeps up at all numbers of tokens"
 
 
 def test_the_losses_are_relative_to_the_winner():
@@ -27,3 +30,10 @@ def test_the_losses_are_relative_to_the_winner():
     )
     unmeasured = [{key: row[key] for key in ("kind", "ingredient")} for row in rows]
     assert figures.describe_losses({4096: SimpleNamespace(rows=unmeasured)}) == ""
+
+
+def test_both_parts_of_the_ablation_have_one_scale():
+    speeds = {("plain", ""): 0.5, ("winner", ""): 1.0, ("alone", "stages"): 1.4, ("last", "stages"): 0.3}
+    rows = [{"kind": kind, "ingredient": name, "ratio": ratio} for (kind, name), ratio in speeds.items()]
+    left, right = figures.draw_ablation({4096: SimpleNamespace(rows=rows, label=str)}).axes
+    assert left.get_xlim() == right.get_xlim() and left.get_xlim()[0] < 0.3 and left.get_xlim()[1] > 2.8
