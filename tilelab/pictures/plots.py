@@ -212,7 +212,8 @@ def heat_map(
     """Draw `value` over `x` and `y`. A cell whose row did not run is grey and holds `mark(row)`; one without is white.
 
     `shade` maps a value to its place on the colour scale, from 0 (dark) to 1; by default the scale spans the values.
-    With `centre`, for ratios, the scale has two colours, which meet in white at that value, and a key beside the map.
+    With `centre`, for ratios, the scale has two colours, which meet in white at that value, a key beside the map,
+    and the lines begin at the top.
     `key` labels places on the scale of `shade`, of which it shows the part between them.
     ValueError when two rows fall in one cell.
     """
@@ -227,12 +228,15 @@ def heat_map(
             grid[cell] = shade(row[value]) if shade else row[value]
     texts = {cell: fmt.format(row[value]) if _ran(row, value) else mark(row) for cell, row in cells.items()}
     size = max(7, min(9 if centre else 12, 400 / len(columns) / max(map(len, texts.values()))))
-    look = {"cmap": "cividis" if centre is None else "PuOr"}
+    look = {"cmap": "cividis" if centre is None else "PuOr", "origin": "lower"}
     if shade:
         look |= {"vmin": 0, "vmax": 1}
     elif centre is not None:
-        look |= {"vmin": centre - 0.3, "vmax": centre + 0.3}
-    shades = axes.imshow(grid, aspect="auto", origin="lower", **look)
+        reach = max(
+            [0.3, *(min(0.5, abs(row[value] - centre)) for row in cells.values() if _ran(row, value))]
+        )
+        look |= {"vmin": centre - reach, "vmax": centre + reach, "origin": "upper"}
+    shades = axes.imshow(grid, aspect="auto", **look)
     if key or centre is not None:
         ticks = {} if key else {"extend": "both", "format": lambda value, _: fmt.format(value)}
         bar = figure.colorbar(shades, ax=axes, pad=0.02, fraction=0.05, **ticks)
