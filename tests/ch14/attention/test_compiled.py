@@ -4,6 +4,7 @@ import json
 
 import pretended
 import pytest
+from builds import build_in_order
 
 from ch14.attention import AttentionConfig, configs, few_queries, job
 from ch14.attention.configs import best_config
@@ -23,8 +24,7 @@ def rows():
     steps = {name: config for name, config in configs(128).items() if name != "overlap"}
     jobs = [job(config, "sm_90a") for config in steps.values()]
     jobs += [job(best_config(128, target), target) for target in ("sm_100a", "sm_120a")]
-    reports = {id(report.job): report for report in build.build(jobs)}
-    return [reports[id(each)].row() | {"config": each.name} for each in jobs]
+    return [report.row() | {"config": report.job.name} for report in build_in_order(jobs)]
 
 
 def test_every_target_gets_tma_and_its_tensor_core(rows):

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from builds import build_in_order
 
 from ch14.descriptors.lesson.tile_copy import SETS, CopyConfig, prepare_copy
 from tilelab.runtime import build, device
@@ -44,7 +45,7 @@ def test_copies_use_tma_and_stages_do_nothing_without_a_loop():
         build.Job(kernel, tile, constants, target, num_stages=stages)
         for target, stages in (("sm_90a", 1), ("sm_90a", 5), ("sm_120a", 1))
     ]
-    reports = build.disassemble(jobs)
+    reports = build_in_order(jobs)
     assert all(
         report.launchable and report.counts["tma_load"] and report.counts["tma_store"] for report in reports
     )
