@@ -222,7 +222,8 @@ def heat_map(
 
     `shade` maps a value to its place on the colour scale, from 0 (dark) to 1; by default the scale spans the values.
     With `centre`, for ratios, the scale has two colours, which meet in white at that value, and a key beside the map.
-    It is logarithmic, and reaches as far as the values; the rows begin at the top. Rows and columns are sorted, texts by the numbers in them.
+    It is logarithmic, reaches as far as the values, and the first row is on top. Rows and columns are sorted, texts by
+    the numbers in them.
     `key` labels places on the scale of `shade`, of which it shows the part between them.
     ValueError when two rows fall in one cell.
     """
