@@ -103,7 +103,10 @@ def test_the_table_has_a_row_per_lane_and_one_of_the_tensor_core():
     recording = make_recording()
     rows = {row["lane"]: row for row in timeline.summarise(recording)}
     assert list(rows) == ["producer", "consumer 0", "tensor core"]
-    assert rows["consumer 0"]["store %"] == pytest.approx(15.8) and rows["tensor core"]["idle, this CTA %"] == 49.5
+    assert (
+        rows["consumer 0"]["store %"] == pytest.approx(15.8)
+        and rows["tensor core"]["idle, this CTA %"] == 49.5
+    )
     assert rows["producer"]["product %"] is None
     other = {"lane": "producer", "kind": "pause", "begin": 0, "end": 95}
     assert timeline.summarise(recording, [other])[0]["pause %"] == 10
