@@ -11,9 +11,10 @@ from tilelab import ROOT, views
 
 SCREENSHOTS = ROOT / "build" / "screenshots"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-# The contexts of tests share a renderer: a process of its own would cost each of them a second.
+# The pages of tests share a renderer: a process of its own would cost each of them half a second.
 ONE_PROCESS = ("--process-per-site", "--renderer-process-limit=1")
 SIZES = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 390, "height": 844}}
+SIZES |= {"720p": {"width": 1280, "height": 720}}
 
 
 @contextlib.contextmanager
@@ -35,16 +36,27 @@ def chromium(arguments=()):
 
 @contextlib.contextmanager
 def opened(browser, folder: pathlib.Path, view: views.View, size="wide", scheme="light", **options):
-    """Yield a page that shows the view's recorded data with the network off; an error of the page fails the test."""
+    """Yield a page that shows the view's recorded data with the network off; an error of the page fails the test.
+
+    Pages share a context. A page with options has one of its own.
+    """
     path, errors = folder / f"{view.name}.html", []
     path.write_text(
         "<!doctype html><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
         f"<title>view</title><body>{views.make_page_part(view.name, view.stored_data())}",
         encoding="utf-8",
     )
-    options = {"viewport": SIZES[size], "color_scheme": scheme, "offline": True} | options
-    with contextlib.closing(browser.new_context(**options)) as context:
-        page = context.new_page()
+    if options or not browser.contexts:
+        context = browser.new_context(**{"offline": True} | options)
+        empty = folder / "empty.html"
+        empty.write_text("")
+        context.new_page().goto(empty.as_uri())  # its renderer stays for the pages that follow
+    else:
+        context = browser.contexts[0]
+    page = context.new_page()
+    with contextlib.closing(context if options else page):
+        page.set_viewport_size(SIZES[size])
+        page.emulate_media(color_scheme=scheme)
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(path.as_uri())

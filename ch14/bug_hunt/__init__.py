@@ -138,7 +138,7 @@ class Step:
 
     def __str__(self) -> str:
         asked = ", ".join(f"{value} {outcome}" for value, outcome in self.outcomes().items())
-        return f"{self.axis}: {asked}; so {self.config[self.axis]}"
+        return f"{self.axis}: {asked}; so {self.config[self.axis]} is kept"
 
 
 def bisect(builds: Builds, config: dict, axis: str, wanted: tuple[str, str, str]) -> Step:
@@ -194,7 +194,8 @@ class Finding:
     """The result of a search: the smallest trigger `config`, its build `row`, and the `steps` that led to it.
 
     triggers and harmless: per axis, the values around `config` that show the symptom and those that do not.
-    probes: (configuration, predicted, shown) away from these axes, which test the rule on other builds.
+    probes: (configuration, predicted, shown), which test the rule where several axes differ from `config`.
+    first: the first configuration that showed the symptom, from which the search went on.
     """
 
     builds: Builds
@@ -204,6 +205,7 @@ class Finding:
     triggers: dict[str, list]
     harmless: dict[str, list]
     probes: list[tuple[dict, bool, bool]] = field(default_factory=list)
+    first: dict = field(default_factory=dict)
 
     def predicts(self, config: dict) -> bool:
         """Return whether the rule says that a configuration shows the symptom: each of its values is a trigger."""
@@ -238,7 +240,7 @@ def find(builds: Builds, start: dict | None = None, probes: int = 12, reach: int
 
     1. Change `start` on up to `reach` axes until a build shows a symptom.
     2. Go axis by axis to the simplest value that still shows it, until no axis gets simpler.
-    3. Build all neighbours along the axes, and `probes` random configurations away from them. The rule predicts the
+    3. Build all neighbours along the axes, and `probes` random others. The rule predicts the
        symptom for half of these.
     """
     hunt = builds.hunt
@@ -247,7 +249,7 @@ def find(builds: Builds, start: dict | None = None, probes: int = 12, reach: int
     config = find_first_trigger(builds, start, reach)
     if config is None:
         return None
-    shown_symptom, steps, before = symptom(builds.ask([config])[0]), [], None
+    first, shown_symptom, steps, before = config, symptom(builds.ask([config])[0]), [], None
     while config != before:
         before = config
         for axis in hunt.axes:
@@ -265,7 +267,7 @@ def find(builds: Builds, start: dict | None = None, probes: int = 12, reach: int
         for shown in (True, False)
     )
     steps = [step for step in steps if step.rows]
-    finding = Finding(builds, config, builds.ask([config])[0], steps, triggers, harmless)
+    finding = Finding(builds, config, builds.ask([config])[0], steps, triggers, harmless, first=first)
     away = [other for other in grid(hunt) if sum(other[axis] != config[axis] for axis in hunt.axes) > 1]
     random.Random(0).shuffle(away)
     chosen = [

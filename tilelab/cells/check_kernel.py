@@ -201,7 +201,7 @@ def _describe(report: dict) -> str:
     if not report["faults"]:
         count = report["seeds"]
         lines = [
-            f"{which} is right under {count} timing{'s' if count > 1 else ''} of the copy engine and the tensor core."
+            f"{which} is right under {count} timing{'s' if count > 1 else ''} of what runs asynchronously."
         ]
     else:
         lines = [f"{which} is wrong."]

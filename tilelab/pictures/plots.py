@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import textwrap
 import zlib
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 import numpy
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -102,6 +104,13 @@ def escape_math(text: object) -> str:
 
 def _value(row: dict, key: Key) -> object:
     return row[key] if isinstance(key, str) else key(row)
+
+
+def _by_numbers(value: object) -> object:
+    """Return a key that sorts texts by the numbers in them: "15360 × 64" after "2048 × 64"."""
+    if not isinstance(value, str):
+        return value
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", value.strip())]
 
 
 def _ran(row: dict, value: str) -> bool:
@@ -213,10 +222,12 @@ def heat_map(
 
     `shade` maps a value to its place on the colour scale, from 0 (dark) to 1; by default the scale spans the values.
     With `centre`, for ratios, the scale has two colours, which meet in white at that value, and a key beside the map.
+    It is logarithmic, reaches as far as the values, and the first row is on top. Rows and columns are sorted, texts by
+    the numbers in them.
     `key` labels places on the scale of `shade`, of which it shows the part between them.
     ValueError when two rows fall in one cell.
     """
-    columns, lines = (sorted({_value(row, key) for row in rows}) for key in (x, y))
+    columns, lines = (sorted({_value(row, key) for row in rows}, key=_by_numbers) for key in (x, y))
     figure, axes = new_figure(rows, title, source, height=max(SIZE[1], 1.2 + 0.3 * len(lines)))
     cells = {(lines.index(_value(row, y)), columns.index(_value(row, x))): row for row in rows}
     if len(cells) < len(rows):
@@ -231,12 +242,17 @@ def heat_map(
     if shade:
         look |= {"vmin": 0, "vmax": 1}
     elif centre is not None:
-        look |= {"vmin": centre - 0.3, "vmax": centre + 0.3}
-    shades = axes.imshow(grid, aspect="auto", origin="lower", **look)
+        found = [row[value] / centre for row in rows if _ran(row, value)]
+        reach = max([1.1, *found, *(1 / each for each in found)])
+        look["norm"] = LogNorm(centre / reach, centre * reach)
+    shades = axes.imshow(grid, aspect="auto", origin="lower" if centre is None else "upper", **look)
     if key or centre is not None:
-        ticks = {} if key else {"extend": "both", "format": lambda value, _: fmt.format(value)}
+        ticks = {} if key else {"format": lambda value, _: fmt.format(value)}
         bar = figure.colorbar(shades, ax=axes, pad=0.02, fraction=0.05, **ticks)
         bar.ax.tick_params(labelsize=7)
+        bar.ax.minorticks_off()
+        if not shade:
+            bar.set_ticks([centre * reach**part for part in (-1, -0.5, 0, 0.5, 1)])
         if key:
             bar.set_ticks([*key], labels=[*key.values()])
             if len(key) > 1:

@@ -184,7 +184,7 @@ def summarise(recording: dict, others: Sequence[dict] = ()) -> list[dict]:
     are in flight while the warps wait.
     """
     kinds = [*KINDS, *dict.fromkeys(row["kind"] for row in others)]
-    unknown = {f"{kind} %": None for kind in kinds} | {"idle %": None}
+    unknown = {f"{kind} %": None for kind in kinds} | {"idle, this CTA %": None}
     events = [*as_rows(recording), *others]
     rows = []
     for lane in recording["lanes"]:
@@ -195,7 +195,7 @@ def summarise(recording: dict, others: Sequence[dict] = ()) -> list[dict]:
             row[f"{kind} %"] = round(share, 1) if share else None
         rows.append(row)
     idle = {"recording": recording["name"], "lane": "tensor core", **unknown}
-    idle["idle %"] = round(100 * find_idle_share(recording), 1)
+    idle["idle, this CTA %"] = round(100 * find_idle_share(recording), 1)
     return [*rows, idle]
 
 
@@ -209,7 +209,10 @@ def make_table(recordings: Sequence[dict], others: Sequence[dict] = ()) -> resul
     rows = [row for each in recordings for row in summarise(each, others)]
     if len(recordings) == 1:
         rows = [{key: value for key, value in row.items() if key != "recording"} for row in rows]
-    for key, words in (("overhead", "recording costs"), ("idle_profiler", "idle by the profiler's count")):
+    for key, words in (
+        ("overhead", "recording costs"),
+        ("idle_profiler", "idle over all CTAs, by the profiler,"),
+    ):
         known = [f"{100 * each[key]:.1f} %" for each in recordings if each.get(key) is not None]
         caption += f"; {words} {', '.join(known)}" if known else ""
     return results.table(rows, f"share of the recorded time; {caption}")

@@ -69,7 +69,7 @@ const binary = (code, bits) => code.toString(2).padStart(bits, "0");
 function describeCode(element, code) {
   const text = binary(code, bitsOf(element)), value = decode(element, code), count = countOf(element);
   const fields = `${text[0]} ${text.slice(1, 1 + element.exponentBits)} ${text.slice(1 + element.exponentBits)}`;
-  const magnitude = code % 2 ** (bitsOf(element) - 1), head = `${element.name} ${code}: ${fields} is `;
+  const magnitude = code % 2 ** (bitsOf(element) - 1), head = `code ${code} of ${element.name}, ${fields}, is `;
   if (magnitude >= count) return head + formatG(value);
   const exponent = magnitude >> element.mantissaBits, power = Math.max(exponent, 1) - biasOf(element);
   const kind = magnitude === 0 ? "zero" : exponent === 0 ? "subnormal" : "normal";
@@ -294,7 +294,7 @@ function renderCode({ model, el }) {
     codeField.max = 2 ** bits() - 1;
     if (document.activeElement !== codeField) codeField.value = state.code;
     const value = valueOf(state.code);
-    sentence.textContent = (isScale() ? `e8m0 ${state.code}: ${text} is ${formatG(value)}`
+    sentence.textContent = (isScale() ? `code ${state.code} of e8m0, ${text}, is ${formatG(value)}`
       : describeCode(element, state.code)) + ".";
     formula.textContent = writeFormula();
     rounding.textContent = state.typed === null || round(state.typed) === null ? ""

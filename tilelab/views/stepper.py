@@ -188,7 +188,14 @@ MECHANISMS = {
     ),
     "roles": Mechanism(
         "The warp roles, and who may touch which stage",
-        dict(store="may load", load="writes", product="multiplies", warn="blocks", accent="goes on"),
+        dict(
+            store="may load",
+            load="writes",
+            product="multiplies",
+            warn="blocks",
+            accent="goes on",
+            panel="none of these",
+        ),
         mechanisms.run_roles,
         draw_roles,
         still=(14, 18),

@@ -33,7 +33,7 @@ def share_time_array(features, source_times, target_times, out):
     out.copy_(rows.view(out.shape))
 
 
-def drop_last_batches(features, source_times, target_times, out):
+def drop_last_targets(features, source_times, target_times, out):
     """Visit whole rounds of WARPS targets only; nothing visits the targets that are left."""
     whole = resample.spec(features, source_times, target_times).to(out.dtype).flatten(0, 1)
     visited = len(whole) // WARPS * WARPS
@@ -43,7 +43,7 @@ def drop_last_batches(features, source_times, target_times, out):
 FLAWED_KERNELS = {
     "features strided by the block": stride_features,
     "one time array for all batches": share_time_array,
-    "the last batches dropped": drop_last_batches,
+    "the last targets dropped": drop_last_targets,
 }
 
 

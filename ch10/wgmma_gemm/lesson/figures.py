@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 
 from ch10.tile_pipeline.lesson.figures import BLUE, GREEN, ORANGE
 from tilelab.pictures import plots
-from tilelab.pictures.diagrams import box, lighten
+from tilelab.pictures.diagrams import box, lighten, write
 
 # by event, in the order of the legend
 TONES = {
@@ -50,14 +50,20 @@ def draw_timeline(rows: Sequence[dict], *, title: str, source: str = "") -> plot
         high = 0.28 if lines == 1 else 0.15
         for line, row in placed:
             x, width, bottom = row["begin"] - start, row["end"] - row["begin"], y - high * (line + 1)
-            if row["event"] == "wait":
-                box(axes, x, bottom, width, high, "white", "#aaaaaa", hatch="//////", linewidth=0)
-                continue
-            tone, text = TONES[row["event"]], str(row["step"])
-            if row["event"] == "store" or width / duration * 6.2 < 0.05 + 0.07 * len(text):
+            wait, tone, text = row["event"] == "wait", TONES[row["event"]], str(row["step"])
+            if row["event"] == "store" or width / duration * 6.2 < 0.01 + 0.064 * len(text):
                 text = ""
-            tone = lighten(tone, 0.55) if tiles.index(row["tile"]) % 2 else tone
-            box(axes, x, bottom, width, high * 0.94, tone, "white", text, linewidth=0.3)
+            tone = lighten(tone, 0.55) if tiles.index(row["tile"]) % 2 and not wait else tone
+            if wait:  # a gap parts it from a wait before
+                gap = min(0.002 * duration, width / 4)
+                look = {"edge": "#aaaaaa", "hatch": "//////", "linewidth": 0}
+                box(axes, x + gap, bottom, width - gap, high * 0.94, "white", **look)
+            else:
+                box(axes, x, bottom, width, high * 0.94, tone, "white", linewidth=0.3)
+            if text:
+                ink = "white" if tone == BLUE else "black"
+                paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.6} if wait else None
+                write(axes, x + width / 2, bottom + high * 0.47, text, color=ink, bbox=paper)
         ticks[y - high * lines / 2] = role
         y -= high * lines + 0.1
     figure.set_size_inches(7.4, 1.35 - y)

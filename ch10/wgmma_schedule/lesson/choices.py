@@ -79,7 +79,7 @@ def count_causes(learnt: Sequence[dict], held_out: Sequence[dict]) -> str:
     hopeless = sum(min(find_times(row["shape"])[1].values()) > 1e3 * row["peer_ms"] for row in known)
     return (
         f"Early launch has {early:.3f} × the speed without it, the mean of {len(held_out)} held-out shapes.\n"
-        f"{len(slow)} of them have less than {SLOW} × cuBLAS, and without early launch {late} of these have more. "
+        f"{len(slow)} of them have less than {SLOW} × cuBLAS, and {late} of these reach {SLOW} without early launch. "
         f"At {promised} the corrected model promised more than cuBLAS's speed.\n"
         f"{len(known)} learnt shapes have less than {SLOW}; at {hopeless} every measured family is slower than cuBLAS."
     )

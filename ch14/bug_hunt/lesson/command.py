@@ -60,8 +60,8 @@ def _find(options: cli.Options, builds: Builds, reports: bool) -> bool:
         *finding.steps,
         f"the smallest trigger: {bug_hunt.describe(finding.config)}",
         finding.sentence,
-        f"{len(builds.rows)} builds; away from its axes, {finding.correct_probes} of {len(finding.probes)} "
-        "random configurations behave as this says.",
+        f"{len(builds.rows)} builds; of {len(finding.probes)} random configurations that differ from the trigger on "
+        f"several axes, {finding.correct_probes} behave as this says.",
     )
     if reports:
         versions = [other for other in experiments.VERSIONS if environments.is_available(other)]

@@ -267,9 +267,9 @@ def write_report(finding: Finding, versions: Sequence[str] = ()) -> str:
             report.fence(output),
         ],
         "What was varied": [
-            f"One axis at a time was varied around the smallest trigger ({trigger}). Away from these axes, "
-            f"{finding.correct_probes} of {len(finding.probes)} random configurations behave as the first sentence "
-            f"says. There were {len(builds.rows)} builds.",
+            f"One axis at a time was varied around the smallest trigger ({trigger}). Of {len(finding.probes)} "
+            f"random configurations that differ from it on several axes, {finding.correct_probes} behave as the first "
+            f"sentence says. There were {len(builds.rows)} builds.",
             report.make_table(["axis", "shows it", "does not"], axes),
             "\n".join(
                 f"- {axis} `{value}`: {meaning}"

@@ -49,7 +49,7 @@ def number_line(element: str = "e2m1", value: float = 2.9) -> views.View:
     finite = value if abs(value) < float("inf") else format.max if value > 0 else -format.max
     data = {"kind": "code", "elements": _elements(), "start": {"element": element, "value": finite}}
     said = results.table([{"number": f"{value:g}", "rounds to": figures.describe(format, code)}], "one code")
-    return views.View("formats", data, picture=figures.code_picture(format, code), table=said)
+    return views.View("formats", data, picture=figures.code_picture(format, code, value), table=said)
 
 
 def block(format: str = "mxfp4", data: str = "outliers", rule: str = "floor", seed: int = 0) -> views.View:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ch14.mx_formats import number_formats, packing
@@ -60,7 +62,7 @@ def describe(element: Element, code: int) -> str:
     fields = f"{text[0]} {text[1 : 1 + element.exponent_bits]} {text[1 + element.exponent_bits :]}"
     magnitude = code & (2 ** (element.bits - 1) - 1)
     if magnitude >= element.codes:
-        return f"{element.name} {code}: {fields} is {value}"
+        return f"code {code} of {element.name}, {fields}, is {value}"
     numbers = number_formats.decode(torch.arange(element.codes), element)
     exponent = magnitude >> element.mantissa_bits
     kind = "zero" if magnitude == 0 else "subnormal" if exponent == 0 else "normal"
@@ -68,38 +70,50 @@ def describe(element: Element, code: int) -> str:
     above = f"{float(numbers[magnitude + 1]):g}" if magnitude + 1 < element.codes else "nothing"
     step = 2.0 ** (max(exponent, 1) - element.bias - element.mantissa_bits)
     return (
-        f"{element.name} {code}: {fields} is {value:g} ({kind}, exponent {max(exponent, 1) - element.bias}); "
+        f"code {code} of {element.name}, {fields}, is {value:g} ({kind}, exponent {max(exponent, 1) - element.bias}); "
         f"magnitudes beside it: {below} and {above}, step {step:g}"
     )
 
 
-def code_picture(element: Element, code: int) -> plots.Picture:
-    """Draw the bits of a code, and its place among all magnitudes."""
+def code_picture(element: Element, code: int, typed: float | None = None) -> plots.Picture:
+    """Draw the bits of a code, and its place among all magnitudes, with that of the number that rounds to it."""
     description = describe(element, code)
-    title = description.split(": ")[0] + ": " + description.split(" is ")[1].split(";")[0]
+    head, value = description.split(";")[0].split(" is ")
+    title = (
+        f"{head.split(',')[0]} is {value}"
+        if typed is None
+        else f"In {element.name}, {typed:g} rounds to {value}"
+    )
     source = "sign, exponent, mantissa; below, all magnitudes on a logarithmic axis"
     figure, axes = canvas(title, source, 5.5, 1.9)
     tones = [SIGN] + [EXPONENT] * element.exponent_bits + [MANTISSA] * element.mantissa_bits
     for index, (bit, tone) in enumerate(zip(f"{code:0{element.bits}b}", tones)):
         box(axes, 0.3 + 0.36 * index, 1.05, 0.33, 0.33, lighten(tone, 0.55), "black", linewidth=0.6)
         write(axes, 0.465 + 0.36 * index, 1.215, bit, size=10)
-    neighbours = description.split("; ")[-1].replace("magnitudes beside it", "beside it")
-    write(axes, 0.45 + 0.36 * element.bits, 1.215, neighbours, "left", 7)
+    for line, words in enumerate(description.split("; ")[-1].split(", step ")):
+        y = 1.29 - 0.15 * line
+        write(axes, 0.45 + 0.36 * element.bits, y, f"step here: {words}" if line else words, "left", 7)
     numbers = number_formats.decode(torch.arange(element.codes), element)
     low, high = float(numbers[1].log2()) - 1, float(numbers[-1].log2())
-    positions = [
-        0.3 + 4.9 * ((float(number.log2()) if number > 0 else low) - low) / (high - low) for number in numbers
-    ]
+
+    def place(number: float) -> float:
+        return 0.3 + 4.9 * (min(math.log2(number), high) - low) / (high - low) if number > 2**low else 0.3
+
+    positions = [place(float(number)) for number in numbers]
     axes.plot([0.3, 5.2], [0.6, 0.6], color=plots.GREY, linewidth=0.8)
     magnitude = code & (2 ** (element.bits - 1) - 1)
     for index, x in enumerate(positions):
         top, tone, width = (0.78, SIGN, 2) if index == magnitude else (0.68, "black", 0.6)
         axes.plot([x, x], [0.52, top], color=tone, linewidth=width)
+    if typed is not None:
+        axes.plot(place(abs(typed)), 0.82, "v", color=EXPONENT, markersize=5)
+        write(axes, place(abs(typed)), 0.94, f"{typed:g}", color=EXPONENT)
     for index in (0, element.codes - 1) if element.codes > 32 else (0, 1, element.codes - 1):
         write(axes, positions[index], 0.4, f"{float(numbers[index]):g}")
     return figure.describe(
         f"{description}. The bits of sign, exponent and mantissa; below, a line of the "
-        f"{element.codes} magnitudes up to {float(numbers[-1]):g}, with this one marked."
+        f"{element.codes} magnitudes up to {float(numbers[-1]):g}, with this one marked"
+        f"{'' if typed is None else f', and above it {typed:g}'}."
     )
 
 
@@ -136,7 +150,8 @@ def values_picture(x: torch.Tensor, format: BlockFormat, rule: str = "floor") ->
     )
 
 
-ERROR_FORMATS = ("mxfp8_e4m3", "nvfp4", "fp4_e8m0_16", "mxfp4")
+ERROR_FORMATS = {"mxfp8_e4m3": "MXFP8, floor", "nvfp4": "NVFP4"}
+ERROR_FORMATS |= {"fp4_e8m0_16": "the note's format", "mxfp4": "MXFP4, floor"}
 
 
 def strip_errors(data: str = "activations", row: int = 0, count: int = 64) -> dict[str, torch.Tensor]:
@@ -158,10 +173,10 @@ def strip_picture(data: str = "gaussian", row: int = 0) -> plots.Picture:
         WIDTH,
         0.7 + 0.72 * len(strips),
     )
-    left, wide, unit = 1.1, 4.7, 0.32 / largest
+    left, wide, unit = 1.35, 4.45, 0.32 / largest
     for line, (name, strip) in enumerate(strips.items()):
         y, block = 0.72 * (len(strips) - line) - 0.05, number_formats.lookup(name).block[1]
-        write(axes, left - 0.1, y, name, "right", 7.5, fontweight="bold")
+        write(axes, left - 0.1, y, ERROR_FORMATS[name], "right", 7.5, fontweight="bold")
         axes.plot([left, left + wide], [y, y], color="black", linewidth=0.6)
         for index, error in enumerate(strip.tolist()):
             x = left + (index + 0.5) * wide / 64
@@ -172,7 +187,7 @@ def strip_picture(data: str = "gaussian", row: int = 0) -> plots.Picture:
         write(axes, left + wide + 0.1, y, f"RMS {rms:.3f}", "left", 7.5)
         write(axes, left + wide + 0.8, y, f"worst {float(strip.abs().max()):.2f}", "left", 7.5)
     rms = {name: float(strip.square().mean().sqrt()) for name, strip in strips.items()}
-    said = ", ".join(f"{name} (RMS {each:.3f})" for name, each in rms.items())
+    said = ", ".join(f"{ERROR_FORMATS[name]} (RMS {each:.3f})" for name, each in rms.items())
     return figure.describe(f"Errors of the same 64 elements in {said}.")
 
 
@@ -183,17 +198,20 @@ def errors_picture(rows: list[dict], names: dict[str, str]) -> plots.Picture:
         rows,
         "RMS error of each format, side by side",
         "256 x 1,024 numbers per kind of data; error over the RMS of the data; computed here",
-        0.9 + 0.27 * len(names),
+        0.9 + 0.36 * len(names),
     )
-    for kind, tone, marker in zip(errors.DATA, QUARTERS, "osD^"):
-        look = {"color": tone, "ms": 6, "mec": "black", "mew": 0.5, "ls": "none"}
-        axes.plot([by[name][kind] for name in names], range(len(names))[::-1], marker, label=kind, **look)
+    for index, (kind, tone, marker) in enumerate(zip(errors.DATA, QUARTERS, "osD^")):
+        look = {"color": tone, "ms": 5, "mec": "black", "mew": 0.5, "ls": "none"}
+        lines = [line + 0.24 - 0.16 * index for line in range(len(names))[::-1]]  # no marker hides another
+        axes.plot([by[name][kind] for name in names], lines, marker, label=kind, **look)
     axes.set_xscale("log")
     ticks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_yticks(range(len(names))[::-1], names.values(), fontsize=7.5)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    for line in range(len(names) - 1):
+        axes.axhline(line + 0.5, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.legend(fontsize=7, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     found = {label: [by[name][kind] for kind in errors.DATA] for name, label in names.items()}

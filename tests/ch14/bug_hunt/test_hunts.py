@@ -134,7 +134,7 @@ def test_a_search_keeps_to_one_bug():
 
     found = find(made_up(fails), LOOP.start | {"LOADS": "host"})
     assert found.config["LOADS"] == "host" and symptom(found.row)[1] == "A"
-    assert str(found.steps[0]) == "LOADS: pointers fails elsewhere, device builds; so host"
+    assert str(found.steps[0]) == "LOADS: pointers fails elsewhere, device builds; so host is kept"
 
 
 def test_nothing_to_find():

@@ -115,9 +115,13 @@ def test_scales_lie_where_python_puts_them(page, rows, columns):
 def test_bits_line_and_typed_numbers_answer(page):
     sentence, rounding = page.locator(f"{ROOT} .sentence"), page.locator(f"{ROOT} .rounding")
     found = sentence.inner_text()
-    assert found == "e2m1 5: 0 10 1 is 3 (normal, exponent 1); magnitudes beside it: 2 and 4, step 1."
+    assert (
+        found == "code 5 of e2m1, 0 10 1, is 3 (normal, exponent 1); magnitudes beside it: 2 and 4, step 1."
+    )
     page.locator(f"{ROOT} .bit").nth(3).click()
-    assert "e2m1 4: 0 10 0 is 2" in sentence.inner_text() and field(page, "typed").input_value() == "2"
+    assert (
+        "code 4 of e2m1, 0 10 0, is 2" in sentence.inner_text() and field(page, "typed").input_value() == "2"
+    )
     page.locator(f"{ROOT} .line").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -132,13 +136,16 @@ def test_bits_line_and_typed_numbers_answer(page):
     field(page, "element").select_option("e4m3")
     assert "is 448" in sentence.inner_text() and page.locator(f"{ROOT} .bit").count() == 8
     field(page, "code").fill("127")
-    assert sentence.inner_text() == "e4m3 127: 0 1111 111 is nan."
+    assert sentence.inner_text() == "code 127 of e4m3, 0 1111 111, is nan."
     field(page, "element").select_option("e8m0")
     field(page, "typed").fill("7")
-    assert sentence.inner_text() == "e8m0 129: 10000001 is 4." and "at or below 7: 4" in rounding.inner_text()
+    assert (
+        sentence.inner_text() == "code 129 of e8m0, 10000001, is 4."
+        and "at or below 7: 4" in rounding.inner_text()
+    )
     line = page.locator(f"{ROOT} .line").bounding_box()
     page.mouse.click(line["x"] + line["width"] - 25, line["y"] + 70)
-    assert "e8m0 254: 11111110 is 1.70141e+38." == sentence.inner_text()
+    assert "code 254 of e8m0, 11111110, is 1.70141e+38." == sentence.inner_text()
 
 
 def test_an_element_of_a_block_can_be_changed(browser, tmp_path):

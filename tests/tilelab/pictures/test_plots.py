@@ -126,7 +126,7 @@ def test_a_centred_heat_map_is_white_at_its_centre_and_has_a_key():
     figure = PICTURES["centred heat_map"](ROWS)
     shades = figure.axes[0].images[0]
     assert min(shades.cmap(shades.norm(1.0))) > 0.95 > min(shades.cmap(shades.norm(1.1)))
-    assert {"0.80", "1.00", "1.20"} <= {text.get_text() for text in figure.axes[1].get_yticklabels()}
+    assert {"0.20", "1.00", "5.00"} <= {text.get_text() for text in figure.axes[1].get_yticklabels()}
 
 
 def test_heat_map_refuses_two_rows_in_one_cell():

@@ -103,7 +103,10 @@ def test_the_table_has_a_row_per_lane_and_one_of_the_tensor_core():
     recording = make_recording()
     rows = {row["lane"]: row for row in timeline.summarise(recording)}
     assert list(rows) == ["producer", "consumer 0", "tensor core"]
-    assert rows["consumer 0"]["store %"] == pytest.approx(15.8) and rows["tensor core"]["idle %"] == 49.5
+    assert (
+        rows["consumer 0"]["store %"] == pytest.approx(15.8)
+        and rows["tensor core"]["idle, this CTA %"] == 49.5
+    )
     assert rows["producer"]["product %"] is None
     other = {"lane": "producer", "kind": "pause", "begin": 0, "end": 95}
     assert timeline.summarise(recording, [other])[0]["pause %"] == 10
@@ -111,7 +114,7 @@ def test_the_table_has_a_row_per_lane_and_one_of_the_tensor_core():
     assert "a GPU, 2026-11-23" in text and "nan" not in text.lower()
     recording |= {"idle_profiler": 0.52, "overhead": 0.031}
     caption = timeline.make_table([recording]).caption
-    assert caption.endswith("recording costs 3.1 %; idle by the profiler's count 52.0 %")
+    assert caption.endswith("recording costs 3.1 %; idle over all CTAs, by the profiler, 52.0 %")
     text = repr(timeline.make_table([make_recording(), recording]))
     assert "recording costs 3.1 %" in text and "nan" not in text.lower()
 

@@ -326,7 +326,7 @@ def data():
 def open_site(browser, tmp_path):
     """Return a function that opens these rows, or others, as a page of the site."""
     return lambda data, **options: view_pages.opened(
-        browser, tmp_path, views.View("panel", data), viewport=SIZES["720p"], **options
+        browser, tmp_path, views.View("panel", data), "720p", **options
     )
 
 

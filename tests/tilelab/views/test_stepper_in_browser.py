@@ -69,7 +69,8 @@ def test_any_way_to_a_step_shows_the_same(browser, tmp_path):
 
 
 def test_play_goes_on_and_stops(browser, tmp_path):
-    with opened(browser, tmp_path, stepper.show("softmax")) as page:
+    # of a context of its own, whose clock is replaced
+    with opened(browser, tmp_path, stepper.show("softmax"), offline=True) as page:
         page.clock.install()
         press(page, " ")
         page.clock.run_for(4000)

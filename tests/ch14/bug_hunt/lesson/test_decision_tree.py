@@ -30,7 +30,7 @@ def test_axis_by_axis_to_the_smallest_trigger():
     assert one.axes["LOOP"].value == "carry b"
     one.bisect("num_stages")
     one.bisect("num_warps")
-    assert one.text.startswith("1. num_warps: 2 builds, 4 fails; so 4\n") and one.open_axes == []
+    assert one.text.startswith("1. num_warps: 2 builds, 4 fails; so 4 is kept\n") and one.open_axes == []
     end = "no axis gets simpler: this is a smallest trigger\n12 builds, as recorded without a GPU"
     assert one.text.endswith(end)
 
@@ -113,5 +113,5 @@ def test_what_stays_is_a_picture_and_text():
     one.bisect("num_stages")
     picture, text = one.static_views()
     assert picture._repr_png_().startswith(b"\x89PNG")
-    assert "1. num_stages: 1 builds, 2 fails; so 2" in text.data
+    assert "1. num_stages: 1 builds, 2 fails; so 2 is kept" in text.data
     assert "num_stages builds at 1 and fails at 2, so 2 is kept." in picture.description

@@ -35,16 +35,24 @@ def test_errors_on_one_scale():
 
 @cases(
     "element, code, words",
-    (E2M1, 5, "e2m1 5: 0 10 1 is 3 (normal, exponent 1); magnitudes beside it: 2 and 4, step 1"),
-    (E2M1, 9, "e2m1 9: 1 00 1 is -0.5 (subnormal, exponent 0); magnitudes beside it: 0 and 1, step 0.5"),
+    (E2M1, 5, "code 5 of e2m1, 0 10 1, is 3 (normal, exponent 1); magnitudes beside it: 2 and 4, step 1"),
+    (
+        E2M1,
+        9,
+        "code 9 of e2m1, 1 00 1, is -0.5 (subnormal, exponent 0); magnitudes beside it: 0 and 1, step 0.5",
+    ),
     (
         E4M3,
         126,
-        "e4m3 126: 0 1111 110 is 448 (normal, exponent 8); magnitudes beside it: 416 and nothing, step 32",
+        "code 126 of e4m3, 0 1111 110, is 448 (normal, exponent 8); magnitudes beside it: 416 and nothing, step 32",
     ),
-    (E4M3, 127, "e4m3 127: 0 1111 111 is nan"),
-    (E5M2, 0xFC, "e5m2 252: 1 11111 00 is -inf"),
-    (E2M1, 8, "e2m1 8: 1 00 0 is -0 (zero, exponent 0); magnitudes beside it: nothing and 0.5, step 0.5"),
+    (E4M3, 127, "code 127 of e4m3, 0 1111 111, is nan"),
+    (E5M2, 0xFC, "code 252 of e5m2, 1 11111 00, is -inf"),
+    (
+        E2M1,
+        8,
+        "code 8 of e2m1, 1 00 0, is -0 (zero, exponent 0); magnitudes beside it: nothing and 0.5, step 0.5",
+    ),
 )
 def test_a_code_in_words(element, code, words):
     assert figures.describe(element, code) == words
@@ -65,7 +73,7 @@ def test_a_block_states_its_error():
 
 def test_a_notebook_keeps_what_the_views_show():
     line, scales = explorer.number_line("e2m1", 1e9), explorer.scale_layout("nvfp4", (130, 100), 129, 6)
-    assert "e2m1 7: 0 11 1 is 6" in repr(line.table)
+    assert "code 7 of e2m1, 0 11 1, is 6" in repr(line.table)
     assert line.data["start"] == {"element": "e2m1", "value": 1e9}
     assert explorer.number_line("e4m3", float("-inf")).data["start"]["value"] == -448
     found = repr(scales.table).split()[-6:]
