@@ -15,7 +15,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.moe import kernels, native, operator
-from ch14.moe.configs import BLOCK, GroupedConfig, best_config, configs, job, parse
+from ch14.moe.configs import BLOCK, MANY_ROWS, GroupedConfig, best_config, configs, job, parse
 from tilelab.runtime import device, operators, triton_launch
 from tilelab.runtime.operands import (
     Launch,
@@ -137,7 +137,7 @@ def _plan(a, b, ends, scale_a, scale_b, out_scale, out, config, kind: str) -> Pl
     target, sms = (here.target, here.sms) if here.target and here.has_tma else ("sm_90a", 8)
     rows = out.numel() / n / groups
     fp8, is_hopper = dtype == "fp8", k_major and here.has_wgmma
-    if config == "best" and is_hopper:
+    if config == "best" and is_hopper and not (swiglu and not fp8 and rows > MANY_ROWS):
         config = native.choose_config(a.numel() // k, groups, n, k, fp8, swiglu, kind == "masked")
         config = "best" if native.rejection(config, groups, n, fp8) else config
     elif isinstance(config, str):
@@ -286,8 +286,17 @@ def _check_moe(x, gate_up, down, topk_ids, topk_weights, scale_gate_up, scale_do
             raise ValueError(f"{name} must be given for float8 weights, and for no others; they are {dtype}.")
 
 
+def _is_fused(fp8: bool, rows: float, config) -> bool:
+    """Return whether SwiGLU runs in the epilogue of the first product, for groups of so many rows on average.
+
+    With float8 on Hopper, a fused tile has no registers for the columns that make the plain one fast. So where the
+    multiplications take the time, the plain product and a kernel for SwiGLU take less.
+    """
+    return not (fp8 and rows > 16 and config == "best" and device.current().has_wgmma)
+
+
 def _moe(x, gate_up, down, topk_ids, topk_weights, scale_gate_up=None, scale_down=None, config="best"):
-    """Return the experts' weighted results in five kernels: rank, permute, two products, combine."""
+    """Return the experts' weighted results in five kernels, or six: rank, permute, two products, combine."""
     _check_moe(x, gate_up, down, topk_ids, topk_weights, scale_gate_up, scale_down)
     (tokens, hidden), (groups, wide, _), top_k = x.shape, gate_up.shape, topk_ids.shape[1]
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
@@ -313,10 +322,18 @@ def _moe(x, gate_up, down, topk_ids, topk_weights, scale_gate_up=None, scale_dow
         *(scales.stride(1) if fp8 else 0, top_k, max(16, 1 << (groups - 1).bit_length()), block),
     )
     of_gate_up, of_down = (scale.mT if fp8 else None for scale in (scale_gate_up, scale_down))
-    inner_scales = make_scales(wide // 2)
-    inner = planner.run(
-        (permuted, gate_up.mT, ends, scales, of_gate_up, inner_scales), None, config, "swiglu"
-    )
+    inner_scales, product = make_scales(wide // 2), (permuted, gate_up.mT, ends, scales, of_gate_up)
+    if _is_fused(fp8, rows / groups, config):
+        inner = planner.run((*product, inner_scales), None, config, "swiglu")
+    else:
+        both, inner = (
+            planner.run((*product, None), None, config, "rows"),
+            make(rows, wide // 2, dtype=down.dtype),
+        )
+        block_i = min(1024, 1 << (wide // 2 - 1).bit_length())
+        kernels.swiglu_kernel[(rows, math.ceil(wide / 2 / block_i))](
+            both, inner, inner_scales, wide // 2, inner_scales.stride(1), block_i
+        )
     result = planner.run((inner, down.mT, ends, inner_scales, of_down, None), None, config, "rows")
     kernels.combine_kernel[(tokens, math.ceil(hidden / block))](
         result, places, topk_weights, out, hidden, TOP_K=top_k, BLOCK_N=block

@@ -378,6 +378,21 @@ def permute_kernel(
             tl.store(scale_ptr + block.to(tl.int64) * pitch + place, scale, (block * 128 < K) & is_here)
 
 
+@triton.jit(do_not_specialize=["N", "pitch"])
+def swiglu_kernel(both_ptr, out_ptr, scale_ptr, N, pitch, BLOCK_N: tl.constexpr):
+    # A program makes BLOCK_N columns of a row of N gates and N values, and quantises them. N is a multiple of 128.
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    column = part * BLOCK_N + tl.arange(0, BLOCK_N)
+    gate = tl.load(both_ptr + row * 2 * N + column, column < N, 0.0).to(tl.float32)
+    up = tl.load(both_ptr + row * 2 * N + N + column, column < N, 0.0).to(tl.float32)
+    tile = tl.reshape(gate / (1 + tl.exp(-gate)) * up, (BLOCK_N // 128, 128))
+    values, scale = quantise_rows(tile)
+    block = part * (BLOCK_N // 128) + tl.arange(0, BLOCK_N // 128)
+    tl.store(out_ptr + row * N + column, tl.reshape(values, (BLOCK_N,)), column < N)
+    tl.store(scale_ptr + block.to(tl.int64) * pitch + row, scale, block * 128 < N)
+
+
 @triton.jit(do_not_specialize=["N"])
 def combine_kernel(y_ptr, places_ptr, weights_ptr, out_ptr, N, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr):
     # Add the results of a token's groups, times their weights, always in the same order.

@@ -189,16 +189,20 @@ def rejection(config: Config, experts: int, n: int, fp8: bool = True) -> str:
 
 # The model of `predict_us`, fitted to times on an H200. Per us, a CTA multiplies so many elements of C by 128 bytes of
 # K: with swapped.cu in fp8, in bf16, and there with two fragments; with the consumers and scratches of grouped.cu.
-RATES = {"fp8": 21800.0, "bf16": 46300.0, "wide": 37700.0, (2, 2): 39200.0, (2, 1): 34000.0, (3, 1): 49200.0}
-# L2 delivers so many bytes per us to an SM, and DRAM to all. A tile takes so long, and more per element that it stores.
-L2_RATE, DRAM_RATE, TILE_US, STORE_US = 85000.0, 4.3e6, 1.39, 8.7e-6
+RATES = {"fp8": 19000.0, "bf16": 50700.0, "wide": 39300.0, (2, 2): 69000.0, (2, 1): 37800.0, (3, 1): 52700.0}
+# L2 delivers so many bytes per us to an SM, after so many us, and DRAM to all.
+L2_RATE, L2_US, DRAM_RATE = 88800.0, 1.94, 4.35e6
+# A tile takes so long, and more per element that it stores. So many of the weights that a group's second row of tiles
+# needs, and each further one, come from DRAM again.
+TILE_US, STORE_US, AGAIN = 1.22, 3.18e-5, 0.42
 SMS = 132
 
 
 def expect_sizes(tokens: int, experts: int) -> list[float]:
-    """Return sizes of groups between those of an equal and of a random routing."""
+    """Return sizes of groups as a random routing makes them."""
     rows = tokens / max(experts, 1)
-    return [max(rows + (0, -0.6, 0.6)[index % 3] * math.sqrt(rows), 1) for index in range(experts)]
+    shares = (-1.38, 0.67, -0.21, 0.21, -0.67, 1.38)  # of the normal distribution, with equal probabilities
+    return [max(rows + shares[index % 6] * math.sqrt(rows), 1) for index in range(experts)]
 
 
 def predict_us(config: Config, sizes: list[float], n: int, k: int, fp8: bool = True) -> float:
@@ -213,16 +217,18 @@ def predict_us(config: Config, sizes: list[float], n: int, k: int, fp8: bool = T
 
     def tile_us(rows: int) -> float:
         multiply, load = rows * block_w / rate, (rows + block_w) * 128 / L2_RATE
-        return steps * (multiply**4 + load**4) ** 0.25 + TILE_US + STORE_US * rows * config.block_n
+        wait = L2_US / config.num_stages
+        return steps * (multiply**4 + load**4 + wait**4) ** 0.25 + TILE_US + STORE_US * rows * config.block_n
 
-    whole, busy = tile_us(widths[0]), 0.0
+    whole, busy, reads = tile_us(widths[0]), 0.0, 0.0
     for size in sizes:
         busy += size // widths[0] * whole
         if rest := size % widths[0]:
             busy += tile_us(min(width for width in widths if width >= rest))
+        reads += 1 + AGAIN * (math.ceil(size / widths[0]) - 1)
     tiles_n = math.ceil(n / config.block_n / config.cluster) * config.cluster
     busy = max(busy * tiles_n / SMS + whole / 3, whole)
-    memory = len(sizes) * block_w // config.block_n * n * k * (1 if fp8 else 2) / DRAM_RATE
+    memory = reads * block_w / config.block_n * n * k * (1 if fp8 else 2) / DRAM_RATE
     return (busy**4 + memory**4) ** 0.25
 
 

@@ -100,41 +100,41 @@ RAGGED = (70, 0, 1, 131, 0, 64, 7)
 
 @cases(
     "config, sizes, n, k, capacity",
-    (Fp8Config(num_stages=4), RAGGED, 200, 256, 0),
+    rarely(Fp8Config(num_stages=4), RAGGED, 200, 256, 0),
     (Fp8Config(num_stages=4, epilogue_warps=3), RAGGED, 200, 256, 0),
-    (Fp8Config(num_stages=4, cluster=2), RAGGED, 256, 384, 0),
+    (Fp8Config(num_stages=4, cluster=2), RAGGED, 200, 256, 0),
     (Fp8Config(2, 2, 3, 64, epilogue_warps=2, cluster=2), (0, 5, 100, 0), 128, 128, 151),
     (Fp8Config(1, 2, 3, 96), (0, 0, 150, 0), 192, 640, 0),
     (Fp8Config(3, 1, 3, 64), (300,), 64, 128, 0),
-    (Fp8Config(2, 1, 3, 144, cluster=2), RAGGED, 328, 256, 0),
-    (Fp8Config(1, 2, 3, 64), (0, 3, 1, 0, 64) * 7 + (1,), 64, 128, 0),
+    rarely(Fp8Config(2, 1, 3, 144, cluster=2), RAGGED, 328, 256, 0),
+    (Fp8Config(1, 2, 3, 64), (0, 3, 1, 0, 4) * 7 + (1,), 64, 128, 0),
 )
 def test_groups_of_any_size(config, sizes, n, k, capacity):
-    assert run(config, sizes, n, k, (0, 3), capacity) < 2**-7
+    assert run(config, sizes, n, k, (3,), capacity) < 2**-7
 
 
 @cases(
     "config, sizes, n, k, capacity, fp8",
-    (SwappedConfig(8, 1, 1, 3), RAGGED, 200, 256, 0, True),
-    (SwappedConfig(16, 2, 1, 3, cluster=2), RAGGED, 256, 384, 0, True),
-    (SwappedConfig(48, 1, 2, 3, 2), RAGGED, 200, 256, 0, True),
+    (SwappedConfig(8, 1, 1, 3), RAGGED, 72, 256, 0, True),
+    (SwappedConfig(16, 2, 1, 3, cluster=2), RAGGED, 256, 128, 0, True),
+    (SwappedConfig(48, 1, 2, 3, 2), RAGGED, 200, 128, 0, True),
     (SwappedConfig(64, 2, 1, 3, 2), (0, 5, 63, 0), 128, 128, 71, True),
     (SwappedConfig(24, 1, 1, 3), RAGGED, 72, 136, 0, False),
     (SwappedConfig(128, 2, 2, 3, 4, cluster=2), RAGGED, 512, 64, 0, False),
     (SwappedConfig(256, 2, 1, 3, 8), (300, 0, 100), 200, 192, 0, False),
 )
 def test_swapped_operands(config, sizes, n, k, capacity, fp8):
-    assert run(config, sizes, n, k, (0, 3), capacity, fp8) < 2**-7
+    assert run(config, sizes, n, k, (3,), capacity, fp8) < 2**-7
 
 
 @cases(
     "config, sizes, n, k, fp8",
-    (SwappedConfig(16, 2, 2, 3, swiglu=True), RAGGED, 256, 256, True),
-    (SwappedConfig(96, 2, 2, 3, cluster=2, swiglu=True), RAGGED, 512, 128, True),
+    (SwappedConfig(16, 2, 2, 3, swiglu=True), RAGGED, 256, 128, True),
+    rarely(SwappedConfig(96, 2, 2, 3, cluster=2, swiglu=True), RAGGED, 512, 128, True),
     (SwappedConfig(32, 1, 2, 3, 2, swiglu=True), RAGGED, 272, 128, False),
 )
 def test_swiglu(config, sizes, n, k, fp8):
-    assert run(config, sizes, n, k, (0, 3), fp8=fp8) < (0.06 if fp8 else 2**-7)
+    assert run(config, sizes, n, k, (3,), fp8=fp8) < (0.06 if fp8 else 2**-7)
 
 
 @cases(

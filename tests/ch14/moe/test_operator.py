@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import cases
+from planted import rarely
 from sentences import refused
 from torch.library import opcheck
 
@@ -165,8 +166,9 @@ def compute_layer(x, up, down, ids, weights, scale_gate_up=None, scale_down=None
     return out
 
 
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-def test_a_layer_of_experts(fp8):
+@cases("fp8, is_fused", (False, True), (True, True), (True, False))
+def test_a_layer_of_experts(fp8, is_fused, monkeypatch):
+    monkeypatch.setattr(moe, "_is_fused", lambda *rule: is_fused)
     tensors, scales = make_layer(fp8)
     config = "best" if fp8 else SMALL
     out = moe.moe(*tensors, **scales, config=config)
@@ -192,23 +194,24 @@ def test_a_layer_learns(small_tiles):
 
 
 @pytest.mark.compile
-def test_opcheck(small_tiles):
+@cases(
+    "tests",
+    ("test_schema", "test_faketensor"),
+    rarely(("test_autograd_registration", "test_aot_dispatch_dynamic")),
+)
+def test_opcheck(tests, small_tiles):
     a, b, offsets = random(20, 32), random(2, 24, 32).mT, make_offsets([7, 13])
     tiles = torch.ops.tiles
     layer, _ = make_layer(tokens=5, hidden=32, inner=16)
     full = torch.tensor([9, 9], dtype=torch.int32, device=WHERE)
-    calls = [
-        (tiles.grouped_gemm, (a.requires_grad_(), b.requires_grad_(), offsets)),
-        (tiles.grouped_weight_gradient, (a.detach(), random(20, 24), offsets)),
-        (tiles.masked_grouped_gemm, (random(2, 9, 32), random(2, 24, 32).mT, full)),
-        (tiles.moe, layer),
-    ]
-    quick, slow = (
-        ("test_schema", "test_faketensor"),
-        ("test_autograd_registration", "test_aot_dispatch_dynamic"),
-    )
+    calls = [(tiles.grouped_gemm, (a.requires_grad_(), b.requires_grad_(), offsets))]
+    if "test_schema" in tests:
+        calls += [
+            (tiles.grouped_weight_gradient, (a.detach(), random(20, 24), offsets)),
+            (tiles.masked_grouped_gemm, (random(2, 9, 32), random(2, 24, 32).mT, full)),
+            (tiles.moe, layer),
+        ]
     for op, arguments in calls:
-        tests = quick + slow if op is tiles.grouped_gemm else quick
         assert set(opcheck(op.default, arguments, test_utils=tests).values()) == {"SUCCESS"}, op
 
 
@@ -260,22 +263,19 @@ def test_names_are_read_back():
 
 
 @pytest.mark.compile
-def test_every_target_has_a_kernel():
-    wanted = {
-        "sm_90a": [("bf16", False), ("fp8", True)],
-        "sm_100a": [("bf16", True), ("fp8", False)],
-        "sm_103a": [("fp8", False)],
-        "sm_120a": [("bf16", True), ("fp8", False)],
-        "sm_121a": [("bf16", False)],
-    }
-    jobs = []
-    for target, kinds in wanted.items():
-        for dtype, swiglu in kinds:
-            able = [config for config in SETS[dtype, swiglu] if not rejection(config, target, dtype)]
-            jobs.append(job(able[0], target, dtype, swiglu=swiglu))
-    reports = list(build.build(jobs))
-    assert [report.reason for report in reports if report.status != "ok"] == []
-    unit = {"sm_90a": "wgmma", "sm_100a": "tcgen05_mma", "sm_103a": "tcgen05_mma"}
-    for report in reports:
-        counts = report.counts
-        assert counts[unit.get(report.job.target, "mma_sync")] and counts["tma_load"] and counts["tma_store"]
+@cases(
+    "target, dtype, swiglu, unit",
+    ("sm_90a", "fp8", True, "wgmma"),
+    rarely("sm_90a", "bf16", False, "wgmma"),
+    ("sm_100a", "bf16", True, "tcgen05_mma"),
+    rarely("sm_100a", "fp8", False, "tcgen05_mma"),
+    rarely("sm_103a", "fp8", False, "tcgen05_mma"),
+    ("sm_120a", "fp8", False, "mma_sync"),
+    rarely("sm_120a", "bf16", True, "mma_sync"),
+    rarely("sm_121a", "bf16", False, "mma_sync"),
+)
+def test_every_target_has_a_kernel(target, dtype, swiglu, unit):
+    able = [config for config in SETS[dtype, swiglu] if not rejection(config, target, dtype)]
+    (report,) = build.build([job(able[0], target, dtype, swiglu=swiglu)])
+    assert report.status == "ok", report.reason
+    assert report.counts[unit] and report.counts["tma_load"] and report.counts["tma_store"]
