@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any
 
-from ch07.resample import BEST
 from ch14 import mx_formats
 from ch14.blockscaled.lesson import note_attempts
 from claims import trial
@@ -55,12 +54,6 @@ def read_figure(
     values = [row[field] for row in chosen if field in row]
     summaries = {"largest": max, "lowest": min, "mean": geometric_mean, "median": statistics.median}
     return summaries[of](values) / unit
-
-
-def compare_resampling(evidence: Evidence) -> list[float]:
-    """Return the speed of resampling by plain loads and by TMA at D = 128, over torch's copy."""
-    ladder = {row["name"]: row["ratio"] for row in evidence("ch07_resample_ladder") if row["shape"][3] == 128}
-    return [ladder[BEST], ladder["bulk_rows"]]
 
 
 def compare_with_autotune(evidence: Evidence) -> list[float]:

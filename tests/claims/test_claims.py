@@ -228,7 +228,7 @@ def test_a_damaged_record_is_one_sentence(change, kind):
     for name, claim in (
         ("ch14_gemm_claim", "closer_to_cublas"),
         ("sweep_race", ""),
-        ("ch14_descriptors_speed", ""),
+        ("ch14_descriptors_copies", ""),
     ):
         change(name, DAMAGE[kind])
         with pytest.raises(ValueError, match=rf"^the \w+ .* cannot be judged by {name}.* \(\w+: .*\)\.$"):

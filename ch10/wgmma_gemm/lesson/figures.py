@@ -50,7 +50,11 @@ def draw_timeline(rows: Sequence[dict], *, title: str, source: str = "") -> plot
         high = 0.28 if lines == 1 else 0.15
         for line, row in placed:
             x, width, bottom = row["begin"] - start, row["end"] - row["begin"], y - high * (line + 1)
-            wait, tone, text = row["event"] == "wait", TONES[row["event"]], str(row["step"])
+            wait, tone, text = (
+                row["event"] == "wait",
+                TONES[row["event"]],
+                "" if row["step"] is None else str(row["step"]),
+            )
             if row["event"] == "store" or width / duration * 6.2 < 0.01 + 0.064 * len(text):
                 text = ""
             tone = lighten(tone, 0.55) if tiles.index(row["tile"]) % 2 and not wait else tone
