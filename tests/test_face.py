@@ -15,7 +15,7 @@ from ch14 import attention, blockscaled, descriptors, fp4_decode, fp8_gemm, gemm
 from tilelab.runtime import build, device, operands
 
 TOPICS = ("ch07.bulk_copy", "ch07.resample", "ch10.tile_pipeline", "ch10.wgmma_gemm", "ch14.descriptors")
-TOPICS += ("ch14.gemm", "ch14.attention", "ch14.mx_formats", "ch14.fp8_gemm", "ch14.fp4_decode")
+TOPICS += ("ch14.gemm", "ch14.attention", "ch14.mx_formats", "ch14.fp8_gemm", "ch14.fp4_decode", "ch14.moe")
 TOPICS += ("ch14.blockscaled", "ch14.blockscaled.emulated", "ch14.blockscaled.native")
 
 

@@ -1,0 +1,83 @@
+// The tiles of a grouped product, numbered group by group, found from row numbers that lie in global memory: the host
+// knows neither how many rows a group has nor how many tiles there are.
+#pragma once
+#include "wgmma.cuh"
+
+// A group that has rows, begin to end - 1. Its tiles are numbered from `first_tile` on. A list of them ends with a group
+// whose `index` is -1.
+struct alignas(16) Group {
+    int first_tile, index, begin, end;
+    // Return the first row of the group's tiles, a multiple of `alignment` from the first row of its scales.
+    __device__ __forceinline__ int align_begin(int capacity, int alignment) const {
+        return begin - (begin - index * capacity) % alignment;
+    }
+};
+
+// The rows of a kernel's groups, and its tiles. With `capacity` 0, the rows of all groups follow each other, and ends[g]
+// is the row after the last one of group g. Otherwise each group has `capacity` rows and scales of its own, and of group
+// g the first ends[g] rows count.
+struct Groups {
+    const int* ends;
+    int count, capacity, rows, tile_rows, tiles_n, alignment;
+
+    __device__ __forceinline__ Group get(int index) const {
+        if (capacity) return {0, index, index * capacity, index * capacity + min(ends[index], capacity)};
+        return {0, index, index ? max(ends[index - 1], 0) : 0, min(ends[index], rows)};
+    }
+    __device__ __forceinline__ int count_tiles(const Group& group) const {
+        if (group.end <= group.begin) return 0;
+        return (group.end - group.align_begin(capacity, alignment) + tile_rows - 1) / tile_rows * tiles_n;
+    }
+};
+
+// A warp lists the groups that have rows. Each lane counts the tiles of neighbouring groups, adds up what the lanes
+// before it have counted, and lists its own groups from there on. For five groups of 1, 0, 3, 2 and 1 tiles:
+//
+//     lane             0     1     2     ...
+//     groups           0     1     2     3     4
+//     its tiles        1     0     3     2     1
+//     first_tile       0           1     4     6     and 7 in the group that ends the list
+__device__ __forceinline__ void list_groups(Group* list, const Groups& groups) {
+    const int lane = threadIdx.x % 32, per_lane = (groups.count + 31) / 32;
+    const int first = lane * per_lane, last = min(first + per_lane, groups.count);
+    int own_tiles = 0, own_groups = 0;
+    for (int index = first; index < last; ++index) {
+        const int tiles = groups.count_tiles(groups.get(index));
+        own_tiles += tiles, own_groups += tiles > 0;
+    }
+    int all_tiles = own_tiles, all_groups = own_groups;  // of this lane and of those before it
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const int tiles = __shfl_up_sync(~0u, all_tiles, distance);
+        const int count = __shfl_up_sync(~0u, all_groups, distance);
+        if (lane >= distance) all_tiles += tiles, all_groups += count;
+    }
+    int first_tile = all_tiles - own_tiles;
+    list += all_groups - own_groups;
+    for (int index = first; index < last; ++index) {
+        Group group = groups.get(index);
+        const int tiles = groups.count_tiles(group);
+        if (!tiles) continue;
+        group.first_tile = first_tile, first_tile += tiles;
+        *list++ = group;
+    }
+    if (lane == 31) *list = {first_tile, -1, 0, 0};
+}
+
+// Return the row and column of a tile within its group, in tiles. A group's last row of tiles may be quick, because few
+// of its rows count. Each CTA takes every n-th tile, and would always meet the same row of tiles if n is a multiple of
+// their number. So columns of tiles begin at different rows.
+__device__ __forceinline__ Tile place_in_group(int tile_id, int tiles_m, int tiles_n, int group_m) {
+    Tile tile = tile_coordinates(tile_id, tiles_m, tiles_n, group_m);
+    if (tiles_m <= group_m) tile.m = (tile.m + (tile.n * 0x9E3779B1u >> 20)) % tiles_m;
+    return tile;
+}
+
+// A role of the kernel walks over its tiles, in rising order, and over the list with them.
+struct Walk {
+    const Group* group;
+    // Move to the group that has tile `id`, and return whether there is one.
+    __device__ __forceinline__ bool find(int id) {
+        while (group->index >= 0 && id >= group[1].first_tile) ++group;
+        return group->index >= 0;
+    }
+};
