@@ -180,6 +180,11 @@ def test_the_lesson_gives_the_signature_of_the_solution():
 def test_a_block_that_announces_only_its_own_share_reads_too_early():
     own_share = changed("nearest_multicast", ("expect_tx(barrier, BYTES)", "expect_tx(barrier, SHARE)"))
     assert re.search("were not announced|may still be landing", run_check(own_share))
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    said = next(
+        cell["outputs"][0]["text"] for cell in cells if "launch_search(own_share" in "".join(cell["source"])
+    )
+    assert "ended although 16384 bytes were not announced" in "".join(said)  # as the exercise says
 
 
 def test_the_sweep_of_the_gemm_says_for_how_many_a_multicast_is_faster(monkeypatch):
