@@ -108,7 +108,19 @@ def _choose(config, rows: float, n: int, dtype: str, kind: str, target: str) -> 
     if best is None:
         raise device.Unsupported(f"no configuration of the grouped kernel runs on {target}: {INSTEAD}.")
     found = parse(config) if isinstance(config, str) and config != "best" else config
-    return choose_config(found, {}, GroupedConfig, lambda: best)
+    found = choose_config(found, {}, GroupedConfig, lambda: best)
+    # A step of fp8 covers one scale or two, and a tile one scale; with SwiGLU one of gates and one of values.
+    widths, steps = ([2 * BLOCK] if kind == "swiglu" else range(BLOCK + 1)), found.block_k >= BLOCK
+    if (
+        dtype == "bf16"
+        and found.block_k > BLOCK
+        or dtype == "fp8"
+        and not (found.block_n in widths and steps)
+    ):
+        raise ValueError(
+            f"the configuration {found} does not fit {dtype}{' with SwiGLU' * (kind == 'swiglu')}."
+        )
+    return found
 
 
 def _plan(a, b, ends, scale_a, scale_b, out_scale, out, config, kind: str) -> Plan:
@@ -127,7 +139,9 @@ def _plan(a, b, ends, scale_a, scale_b, out_scale, out, config, kind: str) -> Pl
     out_dtype = torch.float8_e4m3fn if out_scale is not None else torch.bfloat16
     if out is not None:
         require_tensor("out", out, "grouped_gemm", dtype=out_dtype, shape=shape, on=a.device, contiguous=True)
-        require_disjoint({"out": out}, {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b})
+        ends_name = "counts" if kind == "masked" else "offsets"
+        read = {"a": a, "b": b, ends_name: ends, "scale_a": scale_a, "scale_b": scale_b}
+        require_disjoint({"out": out}, read)
     else:
         out = torch.empty(shape, dtype=out_dtype, device=a.device)
     if not out.numel():
@@ -262,28 +276,42 @@ def _gradient(a, b, offsets):
     return gradient_planner.run((a, b, offsets), None)
 
 
-def _check_moe(x, gate_up, down, topk_ids, topk_weights, scale_gate_up, scale_down) -> None:
-    require_tensor("x", x, "moe", dtype=torch.bfloat16, ndim=2)
-    require_rows("x", x)
+def _check_moe(
+    x, gate_up, down, topk_ids, topk_weights, scale_gate_up=None, scale_down=None, in_memory=True
+) -> None:
+    """Raise ValueError for what the kernels cannot read; without `in_memory`, for what torch's operations cannot."""
+    where = x.device if isinstance(x, torch.Tensor) else None
+    rest: dict[str, Any] = dict(op="moe", on=where, in_memory=in_memory)
+    weights: dict[str, Any] = dict(rest, contiguous=in_memory, not_empty=True)
+    require_tensor("x", x, dtype=torch.bfloat16, ndim=2, **rest)
+    if in_memory:
+        require_rows("x", x)
     tokens, hidden = x.shape
     fp8 = isinstance(gate_up, torch.Tensor) and gate_up.dtype == torch.float8_e4m3fn
     dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
-    require_tensor("gate_up", gate_up, "moe", dtype=dtype, ndim=3, on=x.device, contiguous=True)
+    require_tensor("gate_up", gate_up, dtype=dtype, ndim=3, **weights)
     groups, inner = gate_up.shape[0], gate_up.shape[1] // 2
     if gate_up.shape[2] != hidden or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be experts x 2 I x {hidden}; it is {tuple(gate_up.shape)}.")
-    require_tensor(
-        "down", down, "moe", dtype=dtype, shape=(groups, hidden, inner), on=x.device, contiguous=True
-    )
-    require_tensor("topk_ids", topk_ids, "moe", dtype=(torch.int32, torch.int64), ndim=2, on=x.device)
+    unit = BLOCK if fp8 else 8
+    if hidden % unit or inner % unit:
+        raise ValueError(
+            f"hidden and I must be multiples of {unit} with {dtype}; they are {hidden} and {inner}."
+        )
+    require_tensor("down", down, dtype=dtype, shape=(groups, hidden, inner), **weights)
+    require_tensor("topk_ids", topk_ids, dtype=(torch.int32, torch.int64), ndim=2, **rest)
     shape = tuple(topk_ids.shape)
     if shape[0] != tokens:
         raise ValueError(f"topk_ids must have a row for each of the {tokens} tokens; it has {shape[0]}.")
     floats = (torch.float32, torch.bfloat16)
-    require_tensor("topk_weights", topk_weights, "moe", dtype=floats, shape=shape, on=x.device)
-    for name, scale in (("scale_gate_up", scale_gate_up), ("scale_down", scale_down)):
+    require_tensor("topk_weights", topk_weights, dtype=floats, shape=shape, **rest)
+    scales = ("scale_gate_up", scale_gate_up, gate_up), ("scale_down", scale_down, down)
+    for name, scale, weight in scales:
         if (scale is None) == fp8:
             raise ValueError(f"{name} must be given for float8 weights, and for no others; they are {dtype}.")
+        if fp8:
+            blocks = groups, weight.shape[1] // BLOCK, weight.shape[2] // BLOCK
+            require_tensor(name, scale, dtype=torch.float32, shape=blocks, **rest)
 
 
 def _is_fused(fp8: bool, rows: float, config) -> bool:
@@ -413,6 +441,8 @@ def masked_grouped_gemm(
 
 def _differentiable_moe(x, gate_up, down, topk_ids, topk_weights):
     """Return what `_moe` does in operations that autograd records."""
+    if not torch.compiler.is_compiling():  # which cannot trace a refusal
+        _check_moe(x, gate_up, down, topk_ids, topk_weights, in_memory=False)
     groups, (tokens, top_k) = gate_up.shape[0], topk_ids.shape
     is_here = (topk_ids >= 0) & (topk_ids < groups)
     group, order = torch.where(is_here, topk_ids, groups).flatten().sort(stable=True)
@@ -420,7 +450,9 @@ def _differentiable_moe(x, gate_up, down, topk_ids, topk_weights):
         group, torch.arange(groups, device=x.device, dtype=group.dtype), right=True, out_int32=True
     )
     gate, up = grouped_gemm(x[order // top_k], gate_up.mT, offsets).chunk(2, -1)
-    result = grouped_gemm(F.silu(gate) * up, down.mT, offsets)[order.argsort()].view(tokens, top_k, -1)
+    result = grouped_gemm(F.silu(gate) * up, down.mT, offsets)[order.argsort()].view(
+        tokens, top_k, x.shape[1]
+    )
     result = torch.where(is_here[..., None], result, 0)
     return (result.float() * topk_weights[..., None].float()).sum(1).to(x.dtype)
 
@@ -446,7 +478,9 @@ def moe(
     and torch's operations.
     """
     tensors = x, gate_up, down, topk_ids, topk_weights, scale_gate_up, scale_down
-    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
+    if torch.is_grad_enabled() and any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in tensors
+    ):
         if scale_gate_up is None:
             return _differentiable_moe(*tensors[:5])
     if operators.is_traced(*tensors):

@@ -137,6 +137,16 @@ def test_gradients(layout, small_tiles):
         assert check.relative_error(found[1][group], of_b) < check.TOLERANCE[torch.bfloat16]
 
 
+def test_ends_beyond_the_rows_add_nothing_to_a_gradient(small_tiles):
+    memory = torch.full((64, 32), float("nan"), dtype=torch.bfloat16, device=WHERE)
+    memory[:40] = 1
+    weight = random(2, 24, 32).requires_grad_()
+    moe.grouped_gemm(
+        memory[:40], weight.mT, torch.tensor([10, 50], dtype=torch.int32, device=WHERE)
+    ).sum().backward()
+    assert weight.grad[0].eq(10).all() and weight.grad[1].eq(30).all()
+
+
 # ---- the layer
 
 
@@ -189,6 +199,38 @@ def test_a_layer_learns(small_tiles):
     wanted = torch.autograd.grad(compute_layer(*exact[:3], ids, exact[3]).square().sum(), exact)
     for mine, right in zip(found, wanted):
         assert check.relative_error(mine, right) < 0.05
+    moe.moe(x[:0], up, down, ids[:0], weights[:0]).sum().backward()
+    assert up.grad.eq(0).all() and down.grad.eq(0).all()
+
+
+@cases(
+    "fp8, change, message",
+    (True, {"x": (21, 192), "gate_up": (4, 256, 192), "down": (4, 192, 128)}, "multiples of 128"),
+    (True, {"scale_down": (4,)}, "scale_down must be 4 x 1 x 1; it is 4"),
+    (False, {"gate_up": (0, 256, 128), "down": (0, 128, 128)}, "gate_up must have at least one element"),
+    (False, {"x": (21, 136)}, "gate_up must be experts x 2 I x 136"),
+    (False, {"topk_weights": (21, 1)}, "topk_weights must be 21 x 2; it is 21 x 1"),
+)
+@pytest.mark.parametrize("learns", [False, True], ids=["", "learns"])
+def test_a_bad_layer_is_one_sentence(fp8, change, message, learns):
+    tensors, scales = make_layer(fp8)
+    given = dict(zip(("x", "gate_up", "down", "topk_ids", "topk_weights"), tensors)) | scales
+    given |= {name: given[name].new_empty(shape) for name, shape in change.items()}
+    given["x"].requires_grad_(learns and not fp8)
+    with refused(message):
+        moe.moe(**given)
+
+
+@cases(
+    "fp8, config, message",
+    (True, GroupedConfig(64, 128, 128, 4, 2), "does not fit fp8 with SwiGLU"),
+    (True, GroupedConfig(64, 256, 64, 4, 2), "does not fit fp8 with SwiGLU"),
+    (False, GroupedConfig(64, 64, 256, 4, 2), "does not fit bf16"),
+)
+def test_a_configuration_of_another_dtype_is_refused(fp8, config, message):
+    tensors, scales = make_layer(fp8)
+    with refused(message):
+        moe.moe(*tensors, **scales, config=config)
 
 
 # ---- torch
@@ -245,6 +287,13 @@ def test_a_layer_is_one_graph_for_any_number_of_tokens(small_tiles):
 def test_a_bad_operand_is_one_sentence(change, message):
     with refused(message):
         moe.grouped_gemm(*change(random(40, 64), random(3, 64, 64).mT, make_offsets([10, 10, 20])))
+
+
+def test_out_must_not_hold_the_offsets():
+    memory = torch.zeros(40 * 64, dtype=torch.bfloat16, device=WHERE)
+    with refused("out lies in the memory of offsets"):
+        offsets, out = memory.view(torch.int32)[:3], memory.view(40, 64)
+        moe.prepare(random(40, 64), random(3, 64, 64).mT, offsets, out=out)
 
 
 def test_no_rows_launch_nothing():
