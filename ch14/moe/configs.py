@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ch14.gemm.configs import PHRASES as OF_GEMM
-from ch14.gemm.configs import GemmConfig, rejection
+from ch14.gemm.configs import GemmConfig
+from ch14.gemm.configs import rejection as rejection_of_gemm
 from tilelab.runtime import spoken
 from tilelab.runtime.build import Job
 
@@ -98,9 +99,15 @@ def configs() -> dict[str, GroupedConfig]:
     return {config.name: config for each in SETS.values() for config in each}
 
 
+def rejection(config: GroupedConfig, target: str, dtype: str = "bf16", swiglu: bool = False) -> str:
+    """Return in one sentence why `config` cannot run on `target`, or "". With SwiGLU half of the columns are stored."""
+    stored = replace(config, epilogue_subtile=config.epilogue_subtile * (1 + swiglu))
+    return rejection_of_gemm(stored, target, dtype)
+
+
 def best_config(rows: float, n: int, dtype: str, swiglu: bool, target: str) -> GroupedConfig | None:
     """Return the configuration for groups of `rows` rows on average and n columns; None if none runs on `target`."""
-    able = [config for config in SETS[dtype, swiglu] if not rejection(config, target, dtype)]
+    able = [config for config in SETS[dtype, swiglu] if not rejection(config, target, dtype, swiglu)]
     low = [config for config in able if config.block_m == 64 or rows > MANY_ROWS]
     return next(iter(low or able), None)
 

@@ -11,7 +11,7 @@ from sentences import refused
 from torch.library import opcheck
 
 from ch14 import moe
-from ch14.moe.configs import SETS, GroupedConfig, job, parse, rejection
+from ch14.moe.configs import SETS, GroupedConfig, best_config, job, parse, rejection
 from tilelab.measure import check
 from tilelab.runtime import build, device
 
@@ -325,7 +325,7 @@ def test_names_are_read_back():
     rarely("sm_121a", "bf16", False, "mma_sync"),
 )
 def test_every_target_has_a_kernel(target, dtype, swiglu, unit):
-    able = [config for config in SETS[dtype, swiglu] if not rejection(config, target, dtype)]
+    able = [config for config in SETS[dtype, swiglu] if not rejection(config, target, dtype, swiglu)]
     (report,) = build.build([job(able[0], target, dtype, swiglu=swiglu)])
     assert report.status == "ok", report.reason
     assert report.counts[unit] and report.counts["tma_load"] and report.counts["tma_store"]
