@@ -11,7 +11,7 @@ from sentences import refused
 from torch.library import opcheck
 
 from ch14 import moe
-from ch14.moe.configs import SETS, GroupedConfig, best_config, job, parse, rejection
+from ch14.moe.configs import SETS, GroupedConfig, job, parse, rejection
 from tilelab.measure import check
 from tilelab.runtime import build, device
 
