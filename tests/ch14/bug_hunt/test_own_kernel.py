@@ -77,10 +77,11 @@ def test_bad_usage_is_a_sentence(file, capsys, name, signature, says):
     assert says in capsys.readouterr().err
 
 
-def test_a_signature_alone_or_a_file_that_is_missing_is_a_sentence(capsys, tmp_path):
+def test_a_signature_alone_or_a_file_that_is_missing_is_a_sentence(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for arguments, says in (
         (["--signature", TYPES], "--signature goes with --kernel only."),
-        (["--kernel", str(tmp_path / "none.py") + ":k"], "none.py cannot be read"),
+        (["--kernel", "none.py:k"], "none.py cannot be read"),
         (["--kernel", "none.py"], "--kernel takes FILE.py:NAME; it is 'none.py'."),
         (["--target", "sm_1"], "--target must be some of sm_90a, "),
     ):

@@ -149,12 +149,14 @@ def test_the_record_shows_what_the_notebook_says():
         for row in sorted(products.values(), key=lambda row: row["begin"]):
             assert row["begin"] <= covered or covered >= end
             covered = max(covered, row["end"])
-    for lane in ("consumer 0", "consumer 1"):  # while a consumer stores, the producer loads for the next tile
-        store = next(row for row in rows if (row["lane"], row["kind"]) == (lane, "store"))
-        assert any(
-            row["kind"] == "load" and row["tile"] == 1 and store["begin"] < row["begin"] < store["end"]
-            for row in rows
-        )
+    stores = [row for row in rows if row["kind"] == "store"]
+    assert {row["lane"] for row in stores} == {"consumer 0", "consumer 1"}
+    assert any(  # while a consumer stores, the producer loads for the next tile
+        row["kind"] == "load" and row["tile"] == 1 and store["begin"] < row["begin"] < store["end"]
+        for row in rows
+        for store in stores
+        if store["tile"] == 0
+    )
     # the stage of the next tile's first K is empty before the producer waits for Q, but K is loaded after Q
     loads = [row for row in rows if (row["kind"], row["tile"]) == ("load", 1)]
     waits = [row for row in rows if row["kind"] == "wait" and row["barrier"] == "empty" and row["tile"] == 1]

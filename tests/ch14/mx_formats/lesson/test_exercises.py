@@ -29,7 +29,7 @@ def check_version(name, change=("", "")):
     "name, change, reason",
     ("block_per_program", (">> 23) - 8", ">> 23) - 7"), "scales: "),
     ("block_per_program", ("448.0", "480.0"), "codes: "),
-    ("many_blocks", (", mask=inside[:, None])\n", ")\n"), "outside of"),
+    ("many_blocks", (", mask=inside[:, None])  # +\n", ")\n"), "outside of"),
     ("converted", ("254 - scale", "253 - scale"), "codes: "),
     ("tiled_scales", ("groups + 3", "groups"), "scales: |different values"),
     ("mxfp4_split", ("low | high << 4", "high | low << 4"), "codes: "),
