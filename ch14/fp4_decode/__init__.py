@@ -227,7 +227,7 @@ def decode_operator(x, weight, scales, config="best"):
     return planner.run((x, weight, scales), None, config)
 
 
-_copies = WeakTensorKeyDictionary()  # {weight: (versions of weight and scales, W in bf16)}
+_copies = WeakTensorKeyDictionary()  # {weight: (versions and places of weight and scales, W in bf16)}
 
 
 def _prepare_bf16(x, weight, scales, out, chosen: str) -> Launch:
@@ -235,7 +235,7 @@ def _prepare_bf16(x, weight, scales, out, chosen: str) -> Launch:
     m, n, _ = _check_operands(x, weight, scales, out)
     state = None
     if not (weight.is_inference() or scales.is_inference()):
-        state = weight._version, scales._version, scales.data_ptr()
+        state = weight._version, scales._version, weight.data_ptr(), scales.data_ptr()
     known, dense = _copies.get(weight, (None, None))
     if known is None or known != state:
         dense = _dequantise(weight, scales).to(torch.bfloat16)
@@ -260,10 +260,10 @@ def prepare(
 
     With more than 16 tokens and fewer than about 35 million weights, bf16 often takes less time than MXFP4. Then "best"
     is "bf16": cuBLAS on a copy of W in bf16, of four times the memory, which all launches of this `weight` share. Any
-    other `config` keeps to MXFP4.
+    other `config` keeps to MXFP4. What is written through `weight.data` is not noticed: the copy stays as it was.
     """
-    if isinstance(x, torch.Tensor) and x.ndim == 2 and not x.shape[0]:
-        return planner.prepare((x, weight, scales), out, config)  # nothing to launch
+    if isinstance(x, torch.Tensor) and x.ndim == 2 and not x.shape[0]:  # nothing to launch
+        return planner.prepare((x, weight, scales), out, "best" if config == "bf16" else config)
     if isinstance(config, str) and config in ("bf16", "best"):
         m, n, k = _check_operands(x, weight, scales, out)
         if config == "bf16" or x.is_cuda and is_bf16_faster(m, n, k, device.current()):

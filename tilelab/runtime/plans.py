@@ -95,7 +95,7 @@ class Planner:
                 raise
         rows = {"scale_a", self.names[0]}  # the operands that have a row for each row of the result
         one_row = (
-            each.new_zeros(1, *each.shape[1:]) if name in rows else each
+            each.new_zeros(1, *each.shape[1:]) if name in rows and each is not None else each
             for name, each in zip(self.names, inputs)
         )
         plan = self.make(*one_row, None, *options)

@@ -399,9 +399,11 @@ def test_small_weights_go_by_bf16():
     assert first.run.args[1].data_ptr() == second.run.args[1].data_ptr(), "one copy"
     for launch, tokens in (first, x), (second, x[:17]):
         assert torch.allclose(launch().double(), spec(tokens, weight, scales), rtol=2**-6, atol=2**-6)
-    weight.bitwise_not_()
-    again = fp4_decode.prepare(x, weight, scales, config="bf16")
-    assert torch.allclose(again().double(), spec(x, weight, scales), rtol=2**-6, atol=2**-6)
+    for write in (lambda: weight.bitwise_not_(), lambda: setattr(weight, "data", weight.data.flip(0))):
+        write()
+        again = fp4_decode.prepare(x, weight, scales, config="bf16")
+        assert torch.allclose(again().double(), spec(x, weight, scales), rtol=2**-6, atol=2**-6)
+    assert fp4_decode.prepare(x[:0], weight, scales, config="bf16")().shape == (0, 64)
 
 
 @pytest.mark.gpu
