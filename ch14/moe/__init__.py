@@ -109,14 +109,13 @@ def _choose(config, rows: float, n: int, dtype: str, kind: str, target: str) -> 
         raise device.Unsupported(f"no configuration of the grouped kernel runs on {target}: {INSTEAD}.")
     found = parse(config) if isinstance(config, str) and config != "best" else config
     found = choose_config(found, {}, GroupedConfig, lambda: best)
-    # A step of fp8 covers one scale or two, and a tile one scale; with SwiGLU one of gates and one of values.
-    widths, steps = ([2 * BLOCK] if kind == "swiglu" else range(BLOCK + 1)), found.block_k >= BLOCK
-    if (
-        dtype == "bf16"
-        and found.block_k > BLOCK
-        or dtype == "fp8"
-        and not (found.block_n in widths and steps)
-    ):
+    if dtype == "bf16":
+        fits = found.block_k <= BLOCK
+    elif kind == "swiglu":  # a tile covers one scale of gates and one of values
+        fits = found.block_k >= BLOCK and found.block_n == 2 * BLOCK
+    else:  # a tile covers one scale, and a step of K one or two
+        fits = found.block_k >= BLOCK and found.block_n <= BLOCK
+    if not fits:
         raise ValueError(
             f"the configuration {found} does not fit {dtype}{' with SwiGLU' * (kind == 'swiglu')}."
         )
@@ -248,7 +247,7 @@ def _plan_gradient(a, b, offsets, out) -> Plan:
         "a_desc": TensorDescriptor(a, [rows, m], [row_stride(a), 1], [block_k, block_m]),
         "b_desc": TensorDescriptor(b, [rows, n], [row_stride(b), 1], [block_k, block_n]),
         "c_desc": TensorDescriptor(out, [groups, m, n], [m * n, n, 1], [1, block_m, block_n]),
-        **{"a_ptr": a, "b_ptr": b, "ends_ptr": offsets, "M": m, "N": n},
+        **{"a_ptr": a, "b_ptr": b, "ends_ptr": offsets, "rows": rows, "M": m, "N": n},
         **{"stride_a": row_stride(a), "stride_b": row_stride(b)},
     }
     tiles = math.ceil(m / block_m) * math.ceil(n / block_n)
@@ -318,7 +317,8 @@ def _is_fused(fp8: bool, rows: float, config) -> bool:
     """Return whether SwiGLU runs in the epilogue of the first product, for groups of so many rows on average.
 
     With float8 on Hopper, a fused tile has no registers for the columns that make the plain one fast. So where the
-    multiplications take the time, the plain product and a kernel for SwiGLU take less.
+    multiplications take the time, the plain product and a kernel for SwiGLU should take less. That is an estimate: the
+    two were not timed together yet.
     """
     return not (fp8 and rows > 16 and config == "best" and device.current().has_wgmma)
 
@@ -406,8 +406,10 @@ def grouped_gemm(
     a, b: bfloat16, or float8_e4m3fn with float32 scales of 1 x 128 and 128 x 128. The rows of a are sorted by group. b
     may be stored either way: weight.transpose(1, 2) of a weight (groups, N, K), which float8 needs, or (groups, K, N).
     A row takes a multiple of 16 bytes, and N is a multiple of 8.
-    offsets: int32 in the GPU's memory, the row after the last of each group. A group may have no rows. No host waits
-    for them. Rows after the last group are not computed: there C keeps what its memory holds.
+    offsets: int32 in the GPU's memory, the row after the last of each group. They must not decrease; a group may have no
+    rows. No host waits for them, so none is checked: an offset below 0 counts as 0, one beyond the rows as their number,
+    and rows of two groups hold the result of either. Rows after the last group are not computed: there C keeps what its
+    memory holds.
     out: bfloat16, contiguous.
     config: "best", a name of `configs`, a GroupedConfig, or on Hopper a configuration of `native`.
 
@@ -439,7 +441,7 @@ def masked_grouped_gemm(
     return masked_planner.run((a, b, counts, scale_a, scale_b, None), out, config, "masked")
 
 
-def _differentiable_moe(x, gate_up, down, topk_ids, topk_weights):
+def _differentiable_moe(x, gate_up, down, topk_ids, topk_weights, config):
     """Return what `_moe` does in operations that autograd records."""
     if not torch.compiler.is_compiling():  # which cannot trace a refusal
         _check_moe(x, gate_up, down, topk_ids, topk_weights, in_memory=False)
@@ -449,12 +451,12 @@ def _differentiable_moe(x, gate_up, down, topk_ids, topk_weights):
     offsets = torch.searchsorted(
         group, torch.arange(groups, device=x.device, dtype=group.dtype), right=True, out_int32=True
     )
-    gate, up = grouped_gemm(x[order // top_k], gate_up.mT, offsets).chunk(2, -1)
-    result = grouped_gemm(F.silu(gate) * up, down.mT, offsets)[order.argsort()].view(
-        tokens, top_k, x.shape[1]
-    )
-    result = torch.where(is_here[..., None], result, 0)
-    return (result.float() * topk_weights[..., None].float()).sum(1).to(x.dtype)
+    gate, up = grouped_gemm(x[order // top_k], gate_up.mT, offsets, config=config).chunk(2, -1)
+    sorted_result = grouped_gemm(F.silu(gate) * up, down.mT, offsets, config=config)
+    result = sorted_result[order.argsort()].view(tokens, top_k, x.shape[1])
+    result = torch.where(is_here[..., None], result, 0).float()
+    weights = torch.where(is_here, topk_weights.float(), 0)
+    return (result * weights[..., None]).sum(1).to(x.dtype)
 
 
 def moe(
@@ -482,7 +484,7 @@ def moe(
         isinstance(each, torch.Tensor) and each.requires_grad for each in tensors
     ):
         if scale_gate_up is None:
-            return _differentiable_moe(*tensors[:5])
+            return _differentiable_moe(*tensors[:5], config)
     if operators.is_traced(*tensors):
         return moe_operator(*tensors, config)
     return _moe(*tensors, config)

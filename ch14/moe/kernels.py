@@ -38,11 +38,11 @@ LARGEST = tl.constexpr(448.0)  # the largest number of e4m3
 def count_tiles(
     ends_ptr, groups, tiles_n, capacity, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr
 ):
-    # The tiles of each group; in the masked layout `ends` holds the rows of each group. No end is beyond the capacity.
+    # The tiles of each group; in the masked layout `ends` holds the rows of each group. No row is outside of A.
     group = tl.arange(0, GROUPS)
     rows = tl.minimum(tl.load(ends_ptr + group, group < groups, 0), capacity)
     if not MASKED:
-        rows -= tl.minimum(tl.load(ends_ptr + group - 1, (group > 0) & (group < groups), 0), capacity)
+        rows -= tl.maximum(tl.load(ends_ptr + group - 1, (group > 0) & (group < groups), 0), 0)
     return tl.cdiv(tl.maximum(rows, 0), BLOCK_M) * tiles_n
 
 
@@ -67,7 +67,7 @@ def find_tile(
         begin = group * capacity
         end += begin
     else:
-        begin = tl.load(ends_ptr + group - 1, group > 0, 0)
+        begin = tl.maximum(tl.load(ends_ptr + group - 1, group > 0, 0), 0)
     tile_m, tile_n = tile_coordinates(tile_id - first, tl.cdiv(end - begin, BLOCK_M), tiles_n, GROUP_M)
     m = begin + tile_m * BLOCK_M
     return group, m, end - m, tile_n
@@ -289,7 +289,7 @@ def load_rows(ptr, stride, row, end, column, columns):
     return tl.load(ptr + row.to(tl.int64)[:, None] * stride + column[None, :], keep, 0.0)
 
 
-@triton.jit(do_not_specialize=["M", "N"])
+@triton.jit(do_not_specialize=["rows", "M", "N"])
 def weight_gradient_kernel(
     a_desc,
     b_desc,
@@ -297,6 +297,7 @@ def weight_gradient_kernel(
     a_ptr,
     b_ptr,
     ends_ptr,
+    rows,
     M,
     N,
     stride_a,
@@ -309,8 +310,8 @@ def weight_gradient_kernel(
     # C[group] (M, N) = A^T B over the rows of the group, of A (rows, M) and B (rows, N). The groups come first in the
     # grid, because they differ in length: whichever SM is free takes the next tile.
     group = tl.program_id(1)
-    begin = tl.load(ends_ptr + group - 1, group > 0, 0)
-    end = tl.load(ends_ptr + group)
+    begin = tl.maximum(tl.load(ends_ptr + group - 1, group > 0, 0), 0)
+    end = tl.minimum(tl.load(ends_ptr + group), rows)
     tile_m, tile_n = tile_coordinates(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     m = tile_m * BLOCK_M
     n = tile_n * BLOCK_N
@@ -401,7 +402,7 @@ def combine_kernel(y_ptr, places_ptr, weights_ptr, out_ptr, N, TOP_K: tl.constex
     total = tl.zeros((BLOCK_N,), tl.float32)
     for choice in tl.static_range(TOP_K):
         place = tl.load(places_ptr + token * TOP_K + choice)
-        weight = tl.load(weights_ptr + token * TOP_K + choice).to(tl.float32)
+        weight = tl.load(weights_ptr + token * TOP_K + choice, place >= 0, 0.0).to(tl.float32)
         y = tl.load(y_ptr + place.to(tl.int64) * N + column, (column < N) & (place >= 0), 0.0)
         total += weight * y.to(tl.float32)
     tl.store(out_ptr + token.to(tl.int64) * N + column, total.to(out_ptr.dtype.element_ty), column < N)

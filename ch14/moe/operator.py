@@ -64,7 +64,7 @@ def _backward(ctx, gradient):
         row = torch.arange(a.shape[0], device=a.device)
         grad_a = grad_a.masked_fill((row >= offsets[-1])[:, None], 0)  # rows of no group
     if ctx.needs_input_grad[1]:
-        multiply, offsets = torch.ops.tiles.grouped_weight_gradient, offsets.clamp(max=a.shape[0])
+        multiply = torch.ops.tiles.grouped_weight_gradient
         if b.stride(1) == 1:  # b is weight.transpose(1, 2): the gradient gets the layout of the weight
             grad_b = multiply(gradient, a, offsets).transpose(1, 2)
         else:

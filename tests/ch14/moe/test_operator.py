@@ -71,12 +71,13 @@ def test_rows_of_each_group_meet_its_matrix(config, sizes):
         assert error < check.TOLERANCE[torch.bfloat16] and find_damage() == ""
 
 
-def test_ends_beyond_the_rows_write_nothing_there():
+@pytest.mark.parametrize("wrong", [[30, 1000, 90], [-40, 20, 70]], ids=["beyond", "negative"])
+def test_ends_outside_of_the_rows_write_nothing_there(wrong):
     a, weight = random(70, 40), random(3, 72, 40)
     out, find_damage = check.make_poisoned((70, 72), torch.bfloat16, WHERE)
-    wrong = torch.tensor([30, 1000, 90], dtype=torch.int32, device=WHERE)
+    wrong = torch.tensor(wrong, dtype=torch.int32, device=WHERE)
     moe.grouped_gemm(a, weight.mT, wrong, out=out, config=SMALL)
-    right = moe.spec(a, weight.mT, wrong.clamp(max=70))
+    right = moe.spec(a, weight.mT, wrong.clamp(0, 70))
     assert find_damage() == "" and check.relative_error(out, right) < check.TOLERANCE[torch.bfloat16]
 
 
@@ -137,14 +138,13 @@ def test_gradients(layout, small_tiles):
         assert check.relative_error(found[1][group], of_b) < check.TOLERANCE[torch.bfloat16]
 
 
-def test_ends_beyond_the_rows_add_nothing_to_a_gradient(small_tiles):
-    memory = torch.full((64, 32), float("nan"), dtype=torch.bfloat16, device=WHERE)
-    memory[:40] = 1
-    weight = random(2, 24, 32).requires_grad_()
-    moe.grouped_gemm(
-        memory[:40], weight.mT, torch.tensor([10, 50], dtype=torch.int32, device=WHERE)
-    ).sum().backward()
-    assert weight.grad[0].eq(10).all() and weight.grad[1].eq(30).all()
+def test_ends_outside_of_the_rows_add_nothing_to_a_gradient(small_tiles):
+    memory = torch.full((104, 32), float("nan"), dtype=torch.bfloat16, device=WHERE)
+    rows = memory[32:72].fill_(1)
+    weight = random(4, 24, 32).requires_grad_()
+    ends = torch.tensor([-20, 10, 10, 50], dtype=torch.int32, device=WHERE)
+    moe.grouped_gemm(rows, weight.mT, ends).sum().backward()
+    assert [each.unique().tolist() for each in weight.grad] == [[0], [10], [0], [30]]
 
 
 # ---- the layer
@@ -156,6 +156,7 @@ def make_layer(fp8=False, tokens=21, hidden=128, inner=128, experts=4):
     ids = torch.stack([torch.randperm(experts, device=WHERE)[:2] for _ in range(tokens)])
     ids[3, 1], ids[4] = -1, experts
     weights = torch.rand(tokens, 2, device=WHERE)
+    weights[4] = float("nan")  # of no expert
     if not fp8:
         return (x, up, down, ids, weights), {}
     (up, of_up), (down, of_down) = quantise(up, 128), quantise(down, 128)
@@ -297,6 +298,8 @@ def test_out_must_not_hold_the_offsets():
 
 
 def test_no_rows_launch_nothing():
+    with refused("N must be a multiple of 8"):
+        moe.grouped_gemm(random(0, 64), random(3, 44, 64).mT, make_offsets([0, 0, 0]))
     assert moe.grouped_gemm(random(0, 64), random(3, 64, 64).mT, make_offsets([0, 0, 0])).shape == (0, 64)
     counts, empty = make_offsets([0, 0, 0]), random(3, 0, 64)
     assert moe.masked_grouped_gemm(empty, random(3, 64, 64).mT, counts).shape == (3, 0, 64)
@@ -310,6 +313,15 @@ def test_names_are_read_back():
         assert parse(config.name) == config
     with pytest.raises(ValueError, match="persistent and 2\\^n columns wide"):
         GroupedConfig(64, 192, 64, 4, 2)
+
+
+@pytest.mark.compile
+def test_swiglu_on_its_own_is_built_for_hopper():
+    pointers = {"both_ptr": "*bf16", "out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
+    name = "ch14.moe.kernels:swiglu_kernel"
+    signature = pointers | {"N": "i32", "pitch": "i32"}
+    (report,) = build.build([build.Job(name, signature, {"BLOCK_N": 1024}, "sm_90a", 4, 3)])
+    assert report.status == "ok", report.reason
 
 
 @pytest.mark.compile
