@@ -406,10 +406,10 @@ def grouped_gemm(
     a, b: bfloat16, or float8_e4m3fn with float32 scales of 1 x 128 and 128 x 128. The rows of a are sorted by group. b
     may be stored either way: weight.transpose(1, 2) of a weight (groups, N, K), which float8 needs, or (groups, K, N).
     A row takes a multiple of 16 bytes, and N is a multiple of 8.
-    offsets: int32 in the GPU's memory, the row after the last of each group. They must not decrease; a group may have no
-    rows. No host waits for them, so none is checked: an offset below 0 counts as 0, one beyond the rows as their number,
-    and rows of two groups hold the result of either. Rows after the last group are not computed: there C keeps what its
-    memory holds.
+    offsets: int32 in the GPU's memory, the row after the last of each group. A group may have no rows, but offsets must
+    not decrease. No host waits for them, so none is checked: below 0 one counts as 0, beyond the rows as their number,
+    and a row of two groups gets the result of either. Rows after the last group are not computed: there C keeps what
+    its memory holds.
     out: bfloat16, contiguous.
     config: "best", a name of `configs`, a GroupedConfig, or on Hopper a configuration of `native`.
 
