@@ -320,7 +320,7 @@ def measure_handover(rows: list[dict], name: str = "warp_specialized") -> dict:
 
 
 def draw_still(recordings: list[dict], names: list[str], until: int, origin: str) -> plots.Picture:
-    """Return a picture of the first `until` cycles of the recordings in `names`, a row for each warp role."""
+    """Return a picture of the first `until` cycles of recordings: a row for each of `names`, or for its warp roles."""
     rows = []
     for recording in (each for each in recordings if each["name"] in names):
         for event in timeline.as_rows(recording):
@@ -333,8 +333,9 @@ def draw_still(recordings: list[dict], names: list[str], until: int, origin: str
     picture = figures.draw_timeline(rows, title=title, source=origin)
     units = "cycles since the first bar began; the number in a bar is its step"
     picture.axes[0].set_xlabel(units, fontsize=8)
+    roles, kinds = (", ".join(dict.fromkeys(row[key] for row in rows)) for key in ("role", "event"))
     return picture.describe(
-        f"A row for each warp role of one CTA in its first {until:,} cycles: its loads, waits, products and stores. "
+        f"One CTA in its first {until:,} cycles, with a row for each of {roles}; its bars are {kinds}. "
         f"The clock begins with the first bar. Over the whole recording the tensor core is idle for {idle}."
     )
 
