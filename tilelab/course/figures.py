@@ -3,37 +3,33 @@
 FILE is a notebook or a page of docs; without one, all are read. A figure is a number with a unit of a measurement, or a
 number with two or three decimals. It has to stand, rounded as in the prose, in one of these places:
 
-- an output near its cell, or in a section that its paragraph names (*Step 2*), where it may also compare two rows or
-  columns whose words stand in its sentence;
+- an output near its cell, or in a section that its paragraph names (*Step 2*);
 - a record of results/, a notebook or CLAIMS.md, if its paragraph names it, or a record that a cell near it loads;
 - an expression in its cell, such as 4,200 GB/s × 0.75 µs / 132, or a constant of the code near it;
 - a comment in the file, which no reader sees: <!-- figures: 512 cycles, the full rate of the tensor core -->.
 
-What one cell holds, others may repeat. Quotations, generated tables, and sentences with what a note promises or a
-datasheet says are not read.
+What one cell holds, others may repeat. Prose writes out a quotient: 7.89 / 5.53 = 1.43 times. Quotations, generated
+tables, and sentences with what a note promises or a datasheet says are not read. Of five wrong figures of a notebook,
+four are found, and one equals another value by chance. Of a page, which is searched as one cell, half are found.
 
-With --since, which names the commit before a recording, a figure must also stand where it stood in REV. This finds nine
-of ten figures that a recording made false. Without it, one of three wrong figures equals another value by chance.
+With --since, which names the commit before a recording, a figure must also stand where it stood in REV.
 
 Exit status: 0 if everything is held, 1 if something is not.
 """
 
 from __future__ import annotations
 
-import argparse
-import collections
 import functools
 import html
 import itertools
 import json
 import re
-import statistics
 import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from tilelab import ROOT
+from tilelab import ROOT, cli
+from tilelab.records import results
 
 UNITS = {
     "×": ("ratio", 1), "times": ("ratio", 1), "%": ("ratio", 0.01), "per cent": ("ratio", 0.01),
@@ -41,7 +37,8 @@ UNITS = {
     "seconds": ("time", 1), "cycles": ("cycles", 1), "clocks": ("cycles", 1), "TFLOP/s": ("operations", 1e12),
     "GB/s": ("bytes", 1e9), "TB/s": ("bytes", 1e12), "GHz": ("clock", 1), "W": ("power", 1),
 }  # fmt: skip
-KEYS = {"us": "µs", "tflops": "TFLOP/s", "gbps": "GB/s", "percent": "%", "ghz": "GHz"}  # of records
+RATIOS = ("", "×", "times", "%", "per cent")
+KEYS = {"tflops": "TFLOP/s", "gbps": "GB/s", "percent": "%", "ghz": "GHz"}  # of records
 UNIT = "(?:" + "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True)) + r")(?![\w/])"
 # Neither an exponent, nor the spread behind ±, nor a whole factor or result of an expression.
 NUMBER = (
@@ -49,11 +46,10 @@ NUMBER = (
     r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w^³]|[.,]\d)"
 )
 CONSTANT = r"(?<![\w.])(?:\d{2,}(?:\.\d+)?|\d\.\d+)(?:e\d+)?"  # of two digits or more
-ABOUT = r"about|nearly|almost|roughly|around|some|~"
-BELOW = r"up to|at most|under|below|less than|within|fewer than"
-ABOVE = r"over|above|at least|more than"
+FACTOR = r"\(*\d[\d,]*(?:\.\d+)?(?: ?[A-Za-zµ]+(?:/s)?){0,2}\)*"  # of an expression
 FIGURE = re.compile(
-    rf"(?:\b(?P<bound>{ABOUT}|{BELOW}|{ABOVE}) )?(?P<all>{NUMBER}(?:(?:, | and | or | to | of |–|-){NUMBER})*)"
+    rf"(?P<about>\b(?:about|nearly|almost|roughly|around|some) |~)?"
+    rf"(?P<all>{NUMBER}(?:(?:, | and | or | to | of |–|-){NUMBER})*)"
     rf"(?:\s?(?P<unit>{UNIT})(?!\s?\d)|(?= [a-z]{{1,4}}\b|[^\w ]| ?$| [^A-Za-z]))"
 )
 IGNORED = re.compile(  # versions and dates
@@ -61,28 +57,30 @@ IGNORED = re.compile(  # versions and dates
     r"|\d+\.\d+\.\d[\w.]*|\d+-\d\d-\d\d"
 )
 CLAIM = re.compile(r"(?i)promises|(?:the|a|another) note (?:says|goes|measured|reports)|datasheet|holds if")
-COMPARES = re.compile(
-    r"\b(?:as (?:fast|long|much|many)|times the|of the|speed|time|faster|slower|more|less|gain|cost|lose|save|longer"
-    r"|shorter|within|behind|ahead|fall|bring|differ|runs at)"
-)
 RECORD = r"ch\d\d_\w+|ceilings|start_\w+|sweep_\w+"
 GENERATED = ("stacks.md", "reliability.md", "field-notes.md")  # the last one tells only what the notes say
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A number of prose, the range of values that it may stand for, and the units that it may have."""
+class Value(NamedTuple):
+    """A value that may hold a figure, and where it stands."""
+
+    where: str
+    number: float
+    unit: str
+
+
+class Figure(NamedTuple):
+    """A number of prose, the size of its last digit, and the units that it may have."""
 
     text: str
     number: float
-    low: float
-    high: float
+    step: float
     units: tuple[str, ...]
     sentence: str
 
     def fits(self, value: Value) -> bool:
-        """Return whether the number may stand for a value."""
-        return any(self.low <= scaled <= self.high for scaled in self.scale(value))
+        """Return whether a value is the number when it is rounded."""
+        return any(abs(scaled - self.number) <= 0.5001 * self.step for scaled in self.scale(value))
 
     def scale(self, value: Value) -> list[float]:
         """Return a value in each of the figure's units that measures the same; a value without a unit fits all."""
@@ -91,17 +89,6 @@ class Figure:
             return [value.number * 10.0**exponent for exponent in exponents]
         kind, scale = UNITS[value.unit]
         return [value.number * scale / UNITS[unit][1] for unit in self.units if UNITS[unit][0] == kind]
-
-
-@dataclass(frozen=True)
-class Value:
-    """A value that may hold a figure, with the words of its row, and its row and column."""
-
-    where: str
-    number: float
-    unit: str
-    words: frozenset = field(default=frozenset(), compare=False)
-    lines: tuple = ()
 
 
 def read(path: str, rev: str = "") -> str:
@@ -117,31 +104,25 @@ def read_figures(text: str, heading: str | None = None) -> Iterator[Figure]:
     last = headed[-1] if headed else ""
     text = IGNORED.sub("", text)
     for match in FIGURE.finditer(text):
-        unit, bound = match["unit"] or "", match["bound"] or ""
+        unit = match["unit"] or ""
         for number in re.findall(NUMBER, match["all"]):
             whole, _, decimals = number.replace(",", "").partition(".")
             if unit == "×" and not decimals and re.match(r"\s?(?:[(`@]|\w\b|[A-Z]{3})", text[match.end() :]):
                 continue  # a tile of 128 × `n`, or 8 × LDGSTS
-            bare = (
-                len(decimals) in (2, 3)
-                if heading is None
-                else decimals or (last and UNITS[last][0] != "ratio")
-            )
-            if not (unit or headed or bare):
+            is_bare = len(decimals) in (2, 3) if heading is None else decimals or last not in RATIOS
+            if not (unit or headed or is_bare):
                 continue
-            value, step = float(number.replace(",", "")), 10.0 ** -len(decimals.split("e")[0])
-            if re.fullmatch(ABOUT, bound):
-                step = max(step if decimals else 10.0 ** (len(whole) - len(whole.rstrip("0"))), 0.05 * value)
-            low = 0.9 * value if re.fullmatch(BELOW, bound) else value - 0.5001 * step
-            high = 1.1 * value if re.fullmatch(ABOVE, bound) else value + 0.5001 * step
-            units = (unit,) if unit else (last,) if headed else tuple(dict.fromkeys([last or "×", "×"]))
-            yield Figure(f"{bound} {number} {unit}".strip(), value, low, high, units, text)
+            step = 10.0 ** -len(decimals.split("e")[0])
+            if match["about"] and not decimals:
+                step = 10.0 ** (len(whole) - len(whole.rstrip("0")))
+            units = (unit,) if unit else (last,) if headed else tuple({last or "×": 0, "×": 0})
+            yield Figure(f"{number} {unit}".strip(), float(number.replace(",", "")), step, units, text)
         last = unit or last
 
 
-def read_values(where: str, text: str) -> list[Value]:
-    """Return the figures of a text as values."""
-    return [Value(where, each.number, each.units[0]) for each in read_figures(text)]
+def read_values(where: str, text: str, heading: str | None = None) -> Iterator[Value]:
+    """Yield the figures of a text as values."""
+    return (Value(where, each.number, each.units[0]) for each in read_figures(text, heading))
 
 
 def read_sentences(source: str) -> Iterator[tuple[str, str]]:
@@ -157,59 +138,36 @@ def read_sentences(source: str) -> Iterator[tuple[str, str]]:
                 yield sentence, paragraph
 
 
-def find_words(text: str) -> frozenset:
-    """Return the beginnings of words, by which sentences and rows of tables are compared."""
-    words = re.findall(r"[a-z]{3,}|\d+", text.lower().replace("_", " "))
-    return frozenset(word[:5] for word in words) - {"the", "and", "for", "with", "than", "from"}
-
-
-def read_tables(cell: dict) -> Iterator[list[list[str]]]:
-    """Yield the tables of a cell's outputs. Each line of other text is a table of one row below itself."""
+def read_outputs(cell: dict, index: int) -> Iterator[Value]:
+    """Yield the values of a cell's outputs, of tables by row and column."""
     for output in cell.get("outputs", ()):
         data = {kind: "".join(text) for kind, text in output.get("data", {}).items() if kind[:4] == "text"}
-        page, texts = (
-            data.get("text/html", ""),
-            [data.get("text/markdown", ""), "".join(output.get("text", ""))],
-        )
+        page = data.get("text/html", "")
         for table in re.findall(r"(?s)<table.*?</table>", page):
             rows = [re.findall(r"(?s)<t[hd].*?</t[hd]>", row) for row in table.split("<tr")[1:]]
-            yield [[html.unescape(re.sub("<[^>]*>", "", text)).strip() for text in row] for row in rows]
-        rest = html.unescape(re.sub(r"(?s)<table.*?</table>|<[^>]*>", "", page))
-        for line in "\n".join([rest or data.get("text/plain", ""), *texts]).splitlines():
-            yield [[line], [line]]
-
-
-def read_outputs(cell: dict, index: int) -> list[Value]:
-    """Return the values of a cell's outputs."""
-    values = []
-    for number, (head, *rows) in enumerate(read_tables(cell)):
-        names: collections.Counter[str] = collections.Counter()
-        table = len(head) > 1
-        for title in head if table else ():
-            values += read_values(f"[{index}] {title}", title)
-        for r, row in enumerate(rows):
-            names[row[0]] += 1
-            name = f"{row[0]} ({names[row[0]]})" if table else re.sub(r"\d+", "#", row[0])
-            words = find_words(" ".join(text for text in row if not table or not re.search(r"\d\.\d", text)))
-            for title, text in zip(head, row, strict=False):
-                for n, each in enumerate(read_figures(text, title) if not title.endswith("±") else ()):
-                    where = f"[{index}] {name}, {title if table else n}"
-                    lines = ((index, number, r), (index, title))
-                    values.append(Value(where, each.number, each.units[0], words, lines))
-    return values
+            head, *rows = [[html.unescape(re.sub("<[^>]*>", "", text)) for text in row] for row in rows]
+            for row in rows:
+                for title, text in zip(head, row, strict=False):
+                    yield from read_values(f"[{index}] {row[0]}, {title}", text, title)
+        rest = html.unescape(re.sub(r"(?s)<table.*?</table>|<[^>]*>", "", page)) or data.get("text/plain", "")
+        texts = (rest, data.get("text/markdown", ""), "".join(output.get("text", "")))
+        for line in "\n".join(texts).splitlines():
+            yield from read_values(f"[{index}] " + re.sub(r"\d+", "#", line), line, line)
 
 
 @functools.cache
 def read_record(name: str, rev: str = "") -> list[Value]:
-    """Return the values of a record of the H200, with two means of each column, also of rows with equal flags."""
+    """Return the values of a record of the H200, with the mean of each column, also of rows with equal flags."""
     columns: dict[tuple[str, str], list[float]] = {}
 
     def walk(item, key: str, flags: str = "") -> None:
         if isinstance(item, dict):
             flags = " ".join(f"{each} {value}" for each, value in item.items() if isinstance(value, bool))
-        if isinstance(item, (dict, list)):
-            for each, value in item.items() if isinstance(item, dict) else ((key, value) for value in item):
+            for each, value in item.items():
                 walk(value, each, flags)
+        elif isinstance(item, list):
+            for value in item:
+                walk(value, key, flags)
         elif isinstance(item, float) and item > 0:
             for group in {"", flags}:
                 columns.setdefault((key, group), []).append(item)
@@ -219,104 +177,71 @@ def read_record(name: str, rev: str = "") -> list[Value]:
     for (key, flags), column in columns.items():
         end = key.split("_")[-1]
         unit = KEYS.get(end, end if end in UNITS else "×")
-        lines = ((name, key),) if key in ("ratio", "speed") else ()
-        means = {"geometric mean": statistics.geometric_mean(column), "median": statistics.median(column)}
-        for row, value in [*enumerate(column if not flags else ()), *means.items()]:
-            values.append(Value(f"{name}, {key} {flags} {row}", value, unit, frozenset({"record"}), lines))
+        numbers = {"mean": results.geometric_mean(column)} | ({} if flags else dict(enumerate(column)))
+        values += [Value(f"{name}, {key} {flags} {row}", number, unit) for row, number in numbers.items()]
     return values
 
 
-def compute(source: str) -> list[Value]:
-    """Return the values of expressions such as "4,200 GB/s × 0.75 µs / 132"."""
-    number, words = r"\(*\d[\d,]*(?:\.\d+)?", r"(?: ?[A-Za-zµ]+(?:/s)?){0,2}\)*"
-    values = []
-    for text in (source, *re.findall(r"\(([^()]*)\)", source)):
-        for found in re.finditer(rf"{number}{words}(?: [×/+−·-] {number}{words})+", text):
-            expression = re.sub(r"[A-Za-zµ]+(?:/s)?|,", "", found[0]).translate(str.maketrans("×·−", "**-"))
-            try:
-                values.append(Value(found[0], float(eval(expression, {"__builtins__": {}})), ""))
-            except (SyntaxError, ZeroDivisionError, TypeError, OverflowError):
-                continue  # it only looks like an expression
-    return values
-
-
-def compare(values: list[Value], figure: Figure, words: frozenset) -> Iterator[Value]:
-    """Yield the quotients, or for per cent the differences, of two values of a row or column that the words name."""
-    values = [value for value in values if value.number and value.lines and value.words & words]
-    same = itertools.permutations(values, 2)
-    pairs = [(a, b) for a, b in same if a.unit == b.unit and set(a.lines) & set(b.lines)]
-    if in_percent := figure.units[0] == "%":
-        ratios = [value for value in values if UNITS[value.unit][0] == "ratio"]
-        ones = [Value("1", 1 / UNITS[value.unit][1], value.unit) for value in ratios]
-        pairs += [*zip(ratios, ones, strict=True), *zip(ones, ratios, strict=True)]
-    for a, b in pairs:
-        if a.where != b.where:
-            quotient = a.number / b.number
-            yield Value(f"{a.where} / {b.where}", abs(quotient - 1) if in_percent else quotient, "×")
-
-
-def is_named(title: str, name: str) -> bool:
-    """Return whether a paragraph names a section, as *Step 2*, *Steps 1 to 3* or by words of its title."""
-    if steps := re.fullmatch(r"Steps? (\d+)(?: (?:to|and) (\d+))?", name):
-        wanted = range(int(steps[1]), int(steps[2] or steps[1]) + 1)
-        return any(re.search(rf"Step {number}\b", title) for number in wanted)
-    return len(name) > 3 and name in title
+def compute(source: str) -> Iterator[Value]:
+    """Yield the values of expressions such as "4,200 GB/s × 0.75 µs / 132"."""
+    for found in re.findall(rf"{FACTOR}(?: [×/+−·-] {FACTOR})+", source):
+        expression = re.sub(r"[A-Za-zµ]+(?:/s)?|,", "", found).translate(str.maketrans("×·−", "**-"))
+        try:
+            yield Value(found, float(eval(expression, {"__builtins__": {}})), "")
+        except (SyntaxError, ZeroDivisionError, TypeError, OverflowError):
+            continue  # it only looks like an expression
 
 
 class Text:
     """A notebook, or a page of Markdown as one cell, with the values that may hold its figures."""
 
     def __init__(self, path: str, rev: str = ""):
-        source = read(path, rev)
+        source, self.rev, self.titles, title = read(path, rev), rev, [], ""
         page = [{"cell_type": "markdown", "source": source}]
         self.cells = json.loads(source or '{"cells": []}')["cells"] if path.endswith(".ipynb") else page
         self.sources = ["".join(cell["source"]) for cell in self.cells]
-        self.outputs = [read_outputs(cell, index) for index, cell in enumerate(self.cells)]
+        self.outputs = [[*read_outputs(cell, index)] for index, cell in enumerate(self.cells)]
         marks = " ".join(re.findall(r"(?s)<!-- figures: (.*?)-->", "".join(self.sources)))
-        self.marked = read_values("a comment", marks)
-        self.rev, self.titles, title = rev, [], ""
-        for cell, source in zip(self.cells, self.sources, strict=True):
-            if cell["cell_type"] == "markdown":
-                title = (re.findall(r"(?m)^#+ (.*)", source) or [title])[-1]
+        self.marked = [*read_values("a comment", marks)]
+        self.is_prose = [cell["cell_type"] == "markdown" for cell in self.cells]
+        for source, is_prose in zip(self.sources, self.is_prose, strict=True):
+            title = (re.findall(r"(?m)^#+ (.*)", source) or [title])[-1] if is_prose else title
             self.titles.append(title)
 
     def read_prose(self) -> Iterator[tuple[int, str, str]]:
         """Yield each sentence with its cell and paragraph."""
         for index, source in enumerate(self.sources):
-            if self.cells[index]["cell_type"] == "markdown":
+            if self.is_prose[index]:
                 yield from ((index, *each) for each in read_sentences(source))
 
-    def find_values(self, index: int, paragraph: str, figure: Figure) -> Iterator[list[Value]]:
+    def find_near(self, index: int, paragraph: str) -> list[int]:
+        """Return the cells near one, and those of sections that its paragraph names, such as *Steps 2 and 4*."""
+        names = [name for name in re.findall(r"\*([^*]+)\*", paragraph) if len(name) > 3]
+        steps = [number for name in names if name.startswith("Step") for number in re.findall(r"\d+", name)]
+        names += [f"Step {number}" for number in steps]
+        cells = enumerate(self.titles)
+        return [i for i, title in cells if abs(i - index) < 4 or any(name in title for name in names)]
+
+    def find_values(self, index: int, paragraph: str) -> Iterator[list[Value]]:
         """Yield values that may hold a figure of a cell, the strongest evidence first."""
-        named = re.findall(r"\*([^*]+)\*", paragraph)
-        here = range(index - 3, index + 4)
-        titles = {title for title in self.titles if any(is_named(title, name) for name in named)}
-        near = [i for i, title in enumerate(self.titles) if i in here or title in titles]
+        near = self.find_near(index, paragraph)
         yield [value for i in near for value in self.outputs[i]]
-        code = " ".join(self.sources[i] for i in near if self.cells[i]["cell_type"] == "code")
+        code = " ".join(self.sources[i] for i in near if not self.is_prose[i])
         page = self.sources[0] if len(self.cells) == 1 else ""  # a page may name its sources anywhere
         for names in (paragraph + code, page):
             yield [value for name in set(re.findall(RECORD, names)) for value in read_record(name, self.rev)]
             for name in set(re.findall(r"`((?:\d\d_|claims)\w*)`", names)):
-                yield list(itertools.chain(*read_text(f"notebooks/{name}.ipynb", self.rev).outputs))
+                yield [*itertools.chain(*read_text(f"notebooks/{name}.ipynb", self.rev).outputs)]
             if "CLAIMS.md" in names:  # it is written from the records
-                yield read_values("CLAIMS.md", read("CLAIMS.md", self.rev))
-        yield compute(self.sources[index])
+                yield [*read_values("CLAIMS.md", read("CLAIMS.md", self.rev))]
+        yield [*compute(self.sources[index])]
         yield self.marked
         yield [Value("the code", float(number), "") for number in set(re.findall(CONSTANT, code))]
-        if figure.units[0] in ("times", "×", "%") and COMPARES.search(figure.sentence):
-            words = find_words(figure.sentence)
-            yield [each for i in near for each in compare(self.outputs[i], figure, words)]
-            for name in set(re.findall(RECORD, paragraph)):
-                yield list(compare(read_record(name, self.rev), figure, frozenset({"record"})))
 
     def find_holders(self, index: int, paragraph: str, figure: Figure) -> list[Value]:
-        """Return the values of the strongest evidence that hold a figure, those with most words of its sentence."""
-        for values in self.find_values(index, paragraph, figure):
-            if held := [value for value in values if figure.fits(value)]:
-                common = [len(value.words & find_words(figure.sentence)) for value in held]
-                return [value for value, count in zip(held, common, strict=True) if count == max(common)]
-        return []
+        """Return the values of the strongest evidence that hold a figure."""
+        found = (list(filter(figure.fits, values)) for values in self.find_values(index, paragraph))
+        return next(filter(None, found), [])
 
 
 @functools.cache
@@ -325,71 +250,67 @@ def read_text(path: str, rev: str = "") -> Text:
     return Text(path, rev)
 
 
-Checked = tuple[int, str, Figure, list[Value], list[Value]]
-
-
-def check(path: str, since: str = "") -> Iterator[Checked]:
-    """Yield the cell, the paragraph and each figure of a file with its holders, and the values to which they moved.
+def check(path: str, since: str = "") -> Iterator[tuple[int, str, Figure, list[Value]]]:
+    """Yield the cell, the paragraph and each figure of a file that nothing holds, and the values to which it moved.
 
     Figures that repeat hold each other.
     """
     text, old = read_text(path), read_text(path, since) if since else None
     was = {sentence: (index, paragraph) for index, sentence, paragraph in old.read_prose()} if old else {}
-    found = []
+    held, unheld = set(), []
     for index, sentence, paragraph in text.read_prose():
         for figure in read_figures(sentence):
-            holders, now = text.find_holders(index, paragraph, figure), []
+            now = []
             if old and sentence in was:
                 before = {value.where for value in old.find_holders(*was[sentence], figure)}
-                values = itertools.chain(*text.find_values(index, paragraph, figure))
+                values = itertools.chain(*text.find_values(index, paragraph))
                 now = [value for value in values if value.where in before]
             moved = [] if any(map(figure.fits, now)) else now
-            found.append((index, paragraph, figure, [] if moved else holders, moved))
-    held = {(f.number, unit): holders for _, _, f, holders, _ in found if holders for unit in f.units}
-    for index, paragraph, figure, holders, moved in found:
-        keys = [] if moved else [(figure.number, unit) for unit in figure.units]
-        yield index, paragraph, figure, holders or next((held[key] for key in keys if key in held), []), moved
+            if moved or not text.find_holders(index, paragraph, figure):
+                unheld.append((index, paragraph, figure, moved))
+            else:
+                held |= {(figure.number, unit) for unit in figure.units}
+    for index, paragraph, figure, moved in unheld:
+        if moved or not held & {(figure.number, unit) for unit in figure.units}:
+            yield index, paragraph, figure, moved
 
 
-def find_unheld(paths: Iterable[str], since: str = "") -> Iterator[str]:
+def describe_unheld(path: str, since: str = "") -> Iterator[str]:
     """Yield a line for each figure that nothing holds, with the value to which it moved or the three nearest."""
-    for path in paths:
-        for index, paragraph, figure, holders, moved in check(path, since):
-            if not holders:
-                values = moved or itertools.chain(*read_text(path).find_values(index, paragraph, figure))
-                scaled = {
-                    (number, value.where) for value in values if value.unit for number in figure.scale(value)
-                }
-                nearest = sorted(scaled, key=lambda pair: abs(pair[0] - figure.number))[:3]
-                listed = "; ".join(f"{number:.4g} at {where}" for number, where in nearest) or "none"
-                word = "now" if moved else "nearest"
-                yield f'{path} [{index}] "{figure.sentence.strip()}" → {figure.text}; {word}: {listed}'
+    for index, paragraph, figure, moved in check(path, since):
+        values = moved or itertools.chain(*read_text(path).find_values(index, paragraph))
+        scaled = {(each, value.where) for value in values if value.unit for each in figure.scale(value)}
+        nearest = sorted(scaled, key=lambda pair: abs(pair[0] - figure.number))[:3]
+        listed = "; ".join(f"{number:.4g} at {where}" for number, where in nearest) or "none"
+        word = "now" if moved else "nearest"
+        yield f'{path} [{index}] "{figure.sentence.strip()}" → {figure.text}; {word}: {listed}'
 
 
 def list_files() -> list[str]:
     """Return the notebooks and the pages whose figures are checked."""
-    found = [
-        path
-        for pattern in ("notebooks/*.ipynb", "docs/*.md", "docs/deeper/*.md")
-        for path in ROOT.glob(pattern)
-    ]
-    return ["README.md", *sorted(str(path.relative_to(ROOT)) for path in found if path.name not in GENERATED)]
+    patterns = ("notebooks/*.ipynb", "docs/*.md", "docs/deeper/*.md")
+    found = (path for pattern in patterns for path in ROOT.glob(pattern) if path.name not in GENERATED)
+    return ["README.md", *sorted(str(path.relative_to(ROOT)) for path in found)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the figures that nothing holds."""
-    parser = argparse.ArgumentParser(
-        "python -m tilelab.course.figures", description=(__doc__ or "").split(":")[0]
+    parser = cli.make_plain_parser(
+        "tilelab.course.figures", "List the figures of prose that nothing holds any more."
     )
     parser.add_argument(
         "files", nargs="*", metavar="FILE", help="notebook or page, from the root of the repository"
     )
     parser.add_argument("--since", default="", metavar="REV", help="the commit before a recording")
     options = parser.parse_args(argv)
-    lines = list(find_unheld(options.files or list_files(), options.since))
+    if options.since and not read("README.md", options.since):
+        parser.error(f"--since must name a commit of this repository; it is {options.since!r}.")
+    if missing := [path for path in options.files if not read(path)]:
+        parser.error(f"FILE must be a path from the root of the repository; there is no {missing[0]}.")
+    lines = [line for path in options.files or list_files() for line in describe_unheld(path, options.since)]
     print(*lines, f"{len(lines)} figures that nothing holds", sep="\n")
     return int(bool(lines))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run_main(main)
