@@ -13,6 +13,7 @@ Run again, it goes on after the last shape, also if that one broke the GPU's con
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import itertools
@@ -100,28 +101,23 @@ def make_space(kernel: str, shape: choice.Shape, **options):
 
 def compile_ahead(work: Iterator[tuple[str, choice.Shape]], ready: queue.Queue, gpu: str, sms: int) -> None:
     """Build the candidates of (kernel, shape), BATCH of them at a time, and put (kernel, shape, candidates)."""
+    built: set[str] = set()
     try:
-        _compile_ahead(work, ready, gpu, sms)
+        while batch := list(itertools.islice(work, BATCH)):
+            found = [(kernel, shape, list_candidates(kernel, shape, gpu, sms)) for kernel, shape in batch]
+            jobs = {}
+            for kernel, shape, families in found:
+                space = make_space(kernel, shape)
+                for job in map(space.job, families.values()):
+                    jobs[repr(dataclasses.replace(job, name=""))] = job
+            for report in build.build([job for key, job in jobs.items() if key not in built]):
+                if report.status != "ok":
+                    print(f"{report.job.name} was not built: {report.reason}", file=sys.stderr)
+            built |= jobs.keys()
+            for each in found:
+                ready.put(each)
     finally:
         ready.put(None)  # the end
-
-
-def _compile_ahead(work, ready, gpu, sms):
-    built: set[str] = set()
-    while batch := list(itertools.islice(work, BATCH)):
-        found = [(kernel, shape, list_candidates(kernel, shape, gpu, sms)) for kernel, shape in batch]
-        jobs = {}
-        for kernel, shape, families in found:
-            space = make_space(kernel, shape)
-            for config in families.values():
-                job = space.job(config)
-                jobs[repr((job.kernel, job.signature, job.constants, job.num_warps, job.num_stages))] = job
-        for report in build.build([job for key, job in jobs.items() if key not in built]):
-            if report.status != "ok":
-                print(f"{report.job.name} was not built: {report.reason}", file=sys.stderr)
-        built |= jobs.keys()
-        for each in found:
-            ready.put(each)
 
 
 def measure_shape(kernel: str, shape: choice.Shape, families: dict[str, Any]) -> dict:
@@ -159,7 +155,7 @@ def measure_shape(kernel: str, shape: choice.Shape, families: dict[str, Any]) ->
 
 
 def measure(share: int, shares: int, limit_s: float, folder: pathlib.Path) -> int:
-    """Measure shapes of a share until `limit_s` seconds are over; return how many got a line."""
+    """Measure shapes of a share until `limit_s` seconds are over; return how many got times."""
     device.require("has_wgmma", "measuring", "list what it would measure with --dry")
     end, here = time.monotonic() + limit_s, device.current()
     folder.mkdir(parents=True, exist_ok=True)
@@ -191,9 +187,10 @@ def measure(share: int, shares: int, limit_s: float, folder: pathlib.Path) -> in
                 break
             kernel, shape, families = found
             out.write(json.dumps({"begun": (kernel, shape)}) + "\n")
-            out.write(json.dumps(measure_shape(kernel, shape, families), ensure_ascii=False) + "\n")
-            count += 1
-    print(f"{path} has {count} more lines.")
+            line = measure_shape(kernel, shape, families)
+            out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            count += bool(line["us"])
+    print(f"{path} has the times of {count} more shapes.")
     return count
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import types
 
 import pytest
 
@@ -35,9 +34,7 @@ def test_bad_use_is_one_sentence(arguments, capsys, monkeypatch):
 
 class FakeSpace:
     def job(self, config):
-        return types.SimpleNamespace(
-            kernel=str(config), signature={}, constants={}, num_warps=4, num_stages=1
-        )
+        return measure.build.Job(str(config), {}, {}, "sm_90a")
 
     def measure_quickly(self, config):
         return {"status": "ok", "ms": 0.01, "ratio": 1.0}
@@ -46,12 +43,27 @@ class FakeSpace:
         return [{"ms": 0.012, "ratio": 0.8}] * len(configs)
 
 
-def test_what_is_measured_is_learnt(tmp_path, monkeypatch):
+class BrokenSpace(FakeSpace):
+    def measure_quickly(self, config):
+        raise TypeError("a bug")
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Return a function that lets a Space in place of both kernels be measured at two shapes."""
+
+    def pretend(space):
+        monkeypatch.setattr(measure, "make_space", lambda kernel, shape: space)
+
     monkeypatch.setattr(measure.device, "require", lambda *arguments: None)
     monkeypatch.setattr(measure.build, "build", lambda jobs: [])
-    monkeypatch.setattr(measure, "make_space", lambda kernel, shape: FakeSpace())
     monkeypatch.setattr(measure, "list_shapes", lambda *share: iter([(64, 4096, 4096), (200, 4096, 4096)]))
     monkeypatch.setattr(measure.gc, "freeze", lambda: None)
+    return pretend
+
+
+def test_what_is_measured_is_learnt(tmp_path, monkeypatch, pretend):
+    pretend(FakeSpace())
     assert measure.measure(0, 1, 60, tmp_path) == 4
     assert measure.measure(0, 1, 60, tmp_path) == 0, "these shapes are done"
     lines = map(json.loads, (tmp_path / "measured0.jsonl").read_text().splitlines())
@@ -61,3 +73,9 @@ def test_what_is_measured_is_learnt(tmp_path, monkeypatch):
     assert learn.main(["GPU", str(tmp_path / "measured0.jsonl")]) == 0
     assert choice.load("gemm", "GPU").shapes == [(64, 4096, 4096), (200, 4096, 4096)]
     choice.load.cache_clear()
+
+
+def test_a_run_that_measures_nothing_fails(tmp_path, monkeypatch, pretend, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    pretend(BrokenSpace())
+    assert measure.main(["--out", str(tmp_path)]) == 1 and "a bug" in capsys.readouterr().err
