@@ -158,7 +158,7 @@ def test_the_records_show_what_the_notebook_says():
     points = sorted(abs(row["points"]) for row in idle.values())
     assert len(points) == 6 and points[3] < 3 and points[-1] < 6.1
     for name in recorder.CONFIGS:
-        # A recording of one SM costs less than one of all, but for the noise. Its first tiles are idle for a larger share
+        # Recording one SM costs less than recording all, but for the noise. The first tiles are idle for a larger share
         # of the time, but the other record is made with an empty L2.
         assert cost[name]["overhead_one_sm"] < max(cost[name]["overhead"], 0.01)
         assert timeline.find_idle_share(shown[name]["recording"]) > idle[name]["idle"] - 0.03
