@@ -11,7 +11,6 @@ import json
 import math
 import pathlib
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 
@@ -20,9 +19,8 @@ import torch.distributed as dist
 import torch.multiprocessing as processes
 
 from ch14 import moe
-from ch14.moe.lesson import workloads
+from ch14.moe.lesson import experiments, workloads
 from tilelab.measure import bench, check
-from tilelab.runtime import device
 
 CASES = [(model, tokens) for model in ("Qwen 3 235B", "Mixtral 8x7B") for tokens in (32, 512, 4096)]
 ROUNDS, BURST_MS = 12, 15
@@ -143,16 +141,13 @@ def _work(rank: int, gpus: int, store: str, to: str) -> None:
     dist.destroy_process_group()
 
 
-def measure() -> list[dict]:
-    """Measure the layer with its experts on all GPUs of this machine beside one GPU; two or more are needed."""
-    gpus = torch.cuda.device_count() if device.current().capability else 0
-    if gpus < 2:
-        raise device.Unsupported("experts are divided among two GPUs or more, which this machine lacks.")
+@experiments.experiment(
+    *("ch14_moe_parallel", parallel_moe, exchange, workloads), can_run=lambda: torch.cuda.device_count() > 1
+)
+def measure_parallel() -> list[dict]:
+    """Measure the layer with its experts divided among all GPUs of this machine, beside one GPU that has them all."""
+    gpus = torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
-        to = pathlib.Path(folder, "rows.json")
-        processes.spawn(_work, (gpus, str(pathlib.Path(folder, "store")), str(to)), nprocs=gpus)
+        store, to = (pathlib.Path(folder, name) for name in ("store", "rows.json"))
+        processes.spawn(_work, (gpus, str(store), str(to)), nprocs=gpus)
         return json.loads(to.read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":
-    json.dump(measure(), sys.stdout, indent=1)
