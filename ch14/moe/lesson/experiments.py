@@ -210,18 +210,20 @@ def compile_chosen(cases: Sequence[Case], dtypes: Sequence[bool], masked: bool =
 @experiment("ch14_moe_shapes", prepare_triton, prepare_deep_gemm, pad_rows, workloads)
 def measure_shapes():
     """Measure the products of models beside DeepGEMM, in bf16 also beside torch; sorted rows in many routings."""
-    rows, course, cases = [], {"best": prepare_course, "Triton": prepare_triton}, list_cases(CHOICES)
+    cases = list_cases(CHOICES)
     compile_chosen(cases, (False, True))
-    for case in cases:
-        (n, k), sizes = case.layer.product(case.part), case.sizes
-        for fp8 in (False, True):
-            if fp8 and k % moe.BLOCK:
-                continue  # fp8 needs whole blocks
-            make = functools.partial(make_sorted, sizes, n, k, fp8, _where())
-            timing = count_work(sizes, n, k, fp8) | QUICK
-            found = compare(course, find_peers(fp8), make, find_product_fault, **timing)
-            rows += [describe(case, fp8) | row for row in found]
-    return rows
+    return [row for case in cases for fp8 in (False, True) for row in measure_case(case, fp8)]
+
+
+def measure_case(case: Case, fp8: bool) -> list[dict]:
+    """Check and time one product of sorted rows beside its peers; none in fp8 if K is not of whole blocks."""
+    (n, k), sizes = case.layer.product(case.part), case.sizes
+    if fp8 and k % moe.BLOCK:
+        return []
+    course, timing = {"best": prepare_course, "Triton": prepare_triton}, count_work(sizes, n, k, fp8) | QUICK
+    make = functools.partial(make_sorted, sizes, n, k, fp8, _where())
+    found = compare(course, find_peers(fp8), make, find_product_fault, **timing)
+    return [describe(case, fp8) | row for row in found]
 
 
 @experiment("ch14_moe_masked", prepare_triton, prepare_deep_gemm_masked, workloads)

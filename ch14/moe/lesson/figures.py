@@ -76,6 +76,24 @@ def describe_layer(record: results.Record) -> str:
     return "\n".join([*lines, record.label()])
 
 
+def describe_model(record: results.Record) -> str:
+    """Return a line for each phase and variant: its speed beside Hugging Face's two, and its cosine."""
+    lines, compiled = [], {}
+    for row in record.rows:
+        what = f"{row['phase']} of {row['sequences']} × {row['tokens']:,} tokens, {row['name']}: "
+        if not row.get("ms"):
+            lines.append(what + row["reason"])
+            continue
+        compiled |= {row["phase"]: row["ms"]} if row["name"] == "compiled" else {}
+        of_compiled = (
+            f", {compiled[row['phase']] / row['ms']:.2f} × compiled" if row["phase"] in compiled else ""
+        )
+        graphs = f", in CUDA graphs {row['graph_ratio']:.2f} × compiled" if row.get("graph_ratio") else ""
+        graphs += f", graphs of torch.compile: {row['graphs']}" if row["graphs"] else ""
+        lines.append(f"{what}{row['ratio']:.2f} × eager{of_compiled}{graphs}, cosine {row['cosine']:.4f}")
+    return "\n".join([*lines, record.label()])
+
+
 def describe_padding(record: results.Record) -> str:
     """Return a line for each number of rows per expert: the speed of tiles of 128 rows beside tiles of 64."""
     lines = [

@@ -120,7 +120,7 @@ def bind_call(model: torch.nn.Module, phase: str) -> Callable[[torch.Tensor], to
 
 
 def find_cosine(logits: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the mean cosine similarity of the logits of a token with those of the reference."""
+    """Return the cosine similarity of two tensors of logits, as the mean over tokens."""
     return float(torch.cosine_similarity(logits.double(), reference.double(), dim=-1).mean())
 
 

@@ -1,6 +1,7 @@
 """The experiments of the grouped products, as far as they go without a GPU: small models, times that are pretended."""
 
 import math
+import sys
 import types
 
 import pytest
@@ -9,7 +10,7 @@ from cases import cases
 
 from ch14 import moe
 from ch14.moe.configs import GroupedConfig
-from ch14.moe.lesson import experiments, figures, workloads
+from ch14.moe.lesson import command, experiments, figures, model, workloads
 from ch14.moe.lesson.workloads import Model, make_masked, make_sorted
 from tilelab.measure import bench, peers
 from tilelab.records import results
@@ -214,3 +215,51 @@ def test_a_tile_that_crosses_into_the_next_group_is_found(monkeypatch):
     monkeypatch.setattr(moe.planner, "prepare", store_too_much)
     fault, _ = experiments.verify(GroupedConfig(64, 64, 64, 4, 2), SIZES, False, "sorted", WHERE, 64)
     assert fault == "rows of no expert were stored"
+
+
+# ---- in a model, and the command
+
+
+def test_the_experts_of_a_model_are_one_call():
+    x, gate_up, down, ids, weights, *_ = experiments.make_layer(TINY, 9, WHERE)
+    layer = torch.nn.Module()
+    layer.gate_up_proj, layer.down_proj = (torch.nn.Parameter(each) for each in (gate_up, down))
+    model.quantise_experts(torch.nn.Sequential(layer))
+    wanted = experiments.compute_layer(x, gate_up, down, ids, weights)
+    with torch.no_grad():
+        assert model.find_cosine(model.run_experts(layer, x, ids, weights), wanted) > 0.9999
+        assert 0.99 < model.find_cosine(model.run_fp8_experts(layer, x, ids, weights), wanted) < 0.9999
+
+
+def test_an_older_transformers_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", types.ModuleType("transformers"))
+    with pytest.raises(device.Unsupported, match="install transformers 5"):
+        model.register_experts()
+
+
+def test_a_variant_that_cannot_run_has_a_reason():
+    row = {"phase": "decode", "sequences": 32, "tokens": 1, "status": "ok", "reason": "", "cosine": 0.99}
+    rows = [
+        row | {"name": "eager", "graphs": 0, "ms": 2.0, "ratio": 1.0},
+        row | {"name": "compiled", "graphs": 1, "ms": 1.0, "ratio": 2.0, "graph_ratio": 1.0},
+        row | {"name": "course bf16", "status": "failed", "reason": "no memory"},
+    ]
+    found = results.Record(results.make_record("ch14_moe_model", rows, "0" * 16), live=True)
+    lines = figures.describe_model(found).splitlines()
+    assert lines[1].endswith(
+        "compiled: 2.00 × eager, 1.00 × compiled, in CUDA graphs 1.00 × compiled, "
+        "graphs of torch.compile: 1, cosine 0.9900"
+    )
+    assert lines[2].endswith("course bf16: no memory")
+
+
+@pytest.mark.skipif(device.current().has_wgmma, reason="it measures")
+def test_without_hopper_the_command_shows_what_is_recorded_of_the_model(monkeypatch, capsys):
+    rows = [
+        {"model": name, "ms": 1.0, "status": "ok", "reason": ""} for name in ("Qwen 3 30B", "DeepSeek-V3")
+    ]
+    data = results.make_record("ch14_moe_shapes", rows, "0" * 16)
+    monkeypatch.setattr(experiments.measure_shapes, "load", lambda: results.Record(data, live=False))
+    assert command.COMMAND.main(["--tokens", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "recorded" in said and "Qwen 3 30B" in said and "DeepSeek" not in said
