@@ -11,7 +11,7 @@ from sentences import refused
 from torch.library import opcheck
 
 from ch14 import moe
-from ch14.moe.configs import SETS, GroupedConfig, job, parse, rejection
+from ch14.moe.configs import SETS, GroupedConfig, best_config, job, parse, rejection
 from tilelab.measure import check
 from tilelab.runtime import build, device
 
@@ -306,6 +306,11 @@ def test_no_rows_launch_nothing():
 
 
 # ---- configurations
+
+
+def test_an_h200_takes_the_first_tile_of_each_list_for_many_rows():
+    for (dtype, swiglu), listed in SETS.items():
+        assert best_config(1000, 4096, dtype, swiglu, "sm_90a") is listed[0]
 
 
 def test_names_are_read_back():
