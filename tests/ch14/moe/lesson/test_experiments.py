@@ -200,8 +200,8 @@ def test_every_configuration_is_checked(small, monkeypatch):
         for dtype, tile in small_tile.items() for swiglu in (False, True)
     })  # fmt: skip
     found = record("checks")
-    assert [row["status"] for row in found.rows] == ["ok"] * 8, found.rows
-    assert figures.describe_checks(found).count("largest error") == 8
+    assert [row["status"] for row in found.rows] == ["ok"] * 9, found.rows
+    assert figures.describe_checks(found).count("largest error") == 9
 
 
 def test_a_tile_that_crosses_into_the_next_group_is_found(monkeypatch):
