@@ -154,7 +154,7 @@ def test_products_of_models(small, name):
     assert {row["status"] for row in found.rows} == {"ok"}, found.rows
     wanted = {"shapes": {"DeepGEMM", "torch"}, "masked": {"DeepGEMM"}, "gradient": {"torch"}}[name]
     assert {row["peer"] for row in found.rows} == wanted
-    lines = figures.summarise(found, ("kernel",)).splitlines()
+    lines = figures.summarise(found, "kernel").splitlines()
     assert lines[-1] == found.label() and all(": " in line for line in lines[:-1])
 
 
@@ -167,7 +167,7 @@ def test_a_case_counts_beside_its_better_peer():
         row | {"peer": "c", "status": "failed", "reason": "it is missing."},
     ]
     found = results.Record(results.make_record("ch14_moe_shapes", rows, "0" * 16), live=True)
-    lines = figures.summarise(found, ("kernel",)).splitlines()
+    lines = figures.summarise(found, "kernel").splitlines()
     assert (
         lines[0] == "best: 1.20, lowest 0.90, 2 cases" and lines[1] == "1 rows have no ratio: it is missing."
     )
@@ -251,6 +251,16 @@ def test_a_variant_that_cannot_run_has_a_reason():
         "graphs of torch.compile: 1, cosine 0.9900"
     )
     assert lines[2].endswith("course bf16: no memory")
+
+
+def test_the_speed_of_two_gpus_and_a_missing_record_are_said(capsys):
+    row = {"model": "m", "tokens": 32, "gpus": 2, "ms": 2.0, "ratio": 1.5, "exchange_ms": 0.5}
+    found = results.Record(results.make_record("ch14_moe_parallel", [row], "0" * 16), live=True)
+    figures.show(figures.describe_parallel, lambda: found)
+    figures.show(figures.describe_parallel, lambda: results.load_record("ch14_moe_nothing", ""))
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("m, 32 tokens on each of 2 GPUs: 1.50 ×") and "take 25% of" in first
+    assert last == "ch14_moe_nothing is not recorded"
 
 
 @pytest.mark.skipif(device.current().has_wgmma, reason="it measures")
