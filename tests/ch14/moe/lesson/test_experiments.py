@@ -1,5 +1,6 @@
 """The experiments of the grouped products, as far as they go without a GPU: small models, times that are pretended."""
 
+import copy
 import math
 import sys
 import types
@@ -229,6 +230,24 @@ def test_the_experts_of_a_model_are_one_call():
     with torch.no_grad():
         assert model.find_cosine(model.run_experts(layer, x, ids, weights), wanted) > 0.9999
         assert 0.99 < model.find_cosine(model.run_fp8_experts(layer, x, ids, weights), wanted) < 0.9999
+
+
+@pytest.mark.gpu
+def test_a_small_model_is_one_graph_and_has_the_logits_of_its_own_experts(monkeypatch):
+    pytest.importorskip("transformers", "5")
+    monkeypatch.setattr(model, "CALLS", {"prefill": (1, 80), "decode": (4, 1)})
+    sizes = dict(hidden_size=256, moe_intermediate_size=128, num_experts=8, vocab_size=512)
+    with torch.no_grad():
+        made = model.make_model("cuda", **sizes)
+        models = {name: model.use_experts(made, experts) for name, (experts, _) in model.VARIANTS.items()}
+        assert models["eager"].lm_head.weight is made.lm_head.weight
+        reference = copy.deepcopy(models["eager"]).float()
+        for phase in model.CALLS:
+            rows = model.measure_phase(models, reference, phase, lambda graph, inputs: graph)
+            assert [row["status"] for row in rows] == ["ok"] * 4, rows
+            assert [row["graphs"] for row in rows] == [0, 1, 1, 1] and all(
+                "graph_ms" in row for row in rows[1:]
+            )
 
 
 def test_an_older_transformers_is_one_sentence(monkeypatch):
