@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from ch14 import moe
 from ch14.moe import kernels, native
 from ch14.moe.configs import SETS, best_config, rejection
-from ch14.moe.lesson import workloads
+from ch14.moe.lesson import exercises, workloads
 from ch14.moe.lesson.workloads import MODELS, Case, find_error, list_cases, make_masked, make_sorted
 from tilelab.measure import bench, check, peers
 from tilelab.records import results
@@ -210,18 +210,20 @@ def compile_chosen(cases: Sequence[Case], dtypes: Sequence[bool], masked: bool =
 @experiment("ch14_moe_shapes", prepare_triton, prepare_deep_gemm, pad_rows, workloads)
 def measure_shapes():
     """Measure the products of models beside DeepGEMM, in bf16 also beside torch; sorted rows in many routings."""
-    rows, course, cases = [], {"best": prepare_course, "Triton": prepare_triton}, list_cases(CHOICES)
+    cases = list_cases(CHOICES)
     compile_chosen(cases, (False, True))
-    for case in cases:
-        (n, k), sizes = case.layer.product(case.part), case.sizes
-        for fp8 in (False, True):
-            if fp8 and k % moe.BLOCK:
-                continue  # fp8 needs whole blocks
-            make = functools.partial(make_sorted, sizes, n, k, fp8, _where())
-            timing = count_work(sizes, n, k, fp8) | QUICK
-            found = compare(course, find_peers(fp8), make, find_product_fault, **timing)
-            rows += [describe(case, fp8) | row for row in found]
-    return rows
+    return [row for case in cases for fp8 in (False, True) for row in measure_case(case, fp8)]
+
+
+def measure_case(case: Case, fp8: bool) -> list[dict]:
+    """Check and time one product of sorted rows beside its peers; none in fp8 if K is not of whole blocks."""
+    (n, k), sizes = case.layer.product(case.part), case.sizes
+    if fp8 and k % moe.BLOCK:
+        return []
+    course, timing = {"best": prepare_course, "Triton": prepare_triton}, count_work(sizes, n, k, fp8) | QUICK
+    make = functools.partial(make_sorted, sizes, n, k, fp8, _where())
+    found = compare(course, find_peers(fp8), make, find_product_fault, **timing)
+    return [describe(case, fp8) | row for row in found]
 
 
 @experiment("ch14_moe_masked", prepare_triton, prepare_deep_gemm_masked, workloads)
@@ -497,6 +499,16 @@ def verify_layer(fp8: bool, where: str) -> tuple[str, float]:
     return find_layer_fault(prepare, tensors)
 
 
+def verify_gradient(sizes: Sequence[int], where: str) -> tuple[str, float]:
+    """Run the gradient of the weights, where rows of no expert are NaN; return "" or what is wrong, and the error."""
+    a, g, offsets, _ = exercises.make_gradient((sizes, 3, 200, 136), where)
+    error = check.relative_error(
+        prepare_gradient(g, a, offsets, None)(), exercises.multiply_rows(a, g, offsets)
+    )
+    limit = check.TOLERANCE[BF16]
+    return "" if error <= limit else f"the error {error:.1e} is above {limit:.1e}", error
+
+
 def list_checked(fp8: bool, layout: str) -> list[tuple[str, object]]:
     """Return (kernel, configuration) that are checked on this machine."""
     here, swiglu = device.current(), layout == "SwiGLU"
@@ -527,7 +539,8 @@ def measure_checks():
             rows.append(_judge(found, fp8, layout, kind, len(configs), len(CHECKED)))
     for fp8 in (False, True):
         rows.append(_judge({"": verify_layer(fp8, _where())}, fp8, "the layer, without a wait", "best", 1, 1))
-    return rows
+    found = {name: verify_gradient(sizes, _where()) for name, sizes in CHECKED.items()}
+    return [*rows, _judge(found, False, "the gradient of the weights", "Triton", 1, len(CHECKED))]
 
 
 def _judge(

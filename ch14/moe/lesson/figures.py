@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable
 
 from tilelab.records import results
 
 
-def summarise(record: results.Record, keys: Sequence[str]) -> str:
+def show(describe: Callable[..., str], load: Callable[[], results.Record], *keys) -> None:
+    """Print what `describe` says of the record that `load` returns, or that there is none."""
+    try:
+        print(describe(load(), *keys))
+    except FileNotFoundError as error:
+        print(re.sub(r"no record of (\w+).*", r"\1 is not recorded", str(error)))
+
+
+def summarise(record: results.Record, *keys: str) -> str:
     """Return a line for each value of `keys`: the geometric mean and the lowest ratio, and how many cases there are.
 
     Where several peers are timed and `keys` does not tell them apart, a case counts beside its better peer.
@@ -72,6 +81,34 @@ def describe_layer(record: results.Record) -> str:
     lines = [
         f"{model}, {tokens:,} tokens, {kernel}: {', '.join(ratios)}"
         for (model, tokens, kernel), ratios in cases.items()
+    ]
+    return "\n".join([*lines, record.label()])
+
+
+def describe_model(record: results.Record) -> str:
+    """Return a line for each phase and variant: its speed beside Hugging Face's two, and its cosine."""
+    lines, compiled = [], {}
+    for row in record.rows:
+        what = f"{row['phase']} of {row['sequences']} × {row['tokens']:,} tokens, {row['name']}: "
+        if not row.get("ms"):
+            lines.append(what + row["reason"])
+            continue
+        compiled |= {row["phase"]: row["ms"]} if row["name"] == "compiled" else {}
+        of_compiled = (
+            f", {compiled[row['phase']] / row['ms']:.2f} × compiled" if row["phase"] in compiled else ""
+        )
+        graphs = f", in CUDA graphs {row['graph_ratio']:.2f} × compiled" if row.get("graph_ratio") else ""
+        graphs += f", graphs of torch.compile: {row['graphs']}" if row["graphs"] else ""
+        lines.append(f"{what}{row['ratio']:.2f} × eager{of_compiled}{graphs}, cosine {row['cosine']:.4f}")
+    return "\n".join([*lines, record.label()])
+
+
+def describe_parallel(record: results.Record) -> str:
+    """Return a line for each model and number of tokens: the speed beside one GPU, and the time of the exchanges."""
+    lines = [
+        f"{row['model']}, {row['tokens']:,} tokens on each of {row['gpus']} GPUs: {row['ratio']:.2f} × one GPU with "
+        f"all tokens; both exchanges take {row['exchange_ms'] / row['ms']:.0%} of the time"
+        for row in record.rows
     ]
     return "\n".join([*lines, record.label()])
 

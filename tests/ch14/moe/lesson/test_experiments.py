@@ -1,6 +1,8 @@
 """The experiments of the grouped products, as far as they go without a GPU: small models, times that are pretended."""
 
+import copy
 import math
+import sys
 import types
 
 import pytest
@@ -9,7 +11,7 @@ from cases import cases
 
 from ch14 import moe
 from ch14.moe.configs import GroupedConfig
-from ch14.moe.lesson import experiments, figures, workloads
+from ch14.moe.lesson import command, experiments, figures, model, workloads
 from ch14.moe.lesson.workloads import Model, make_masked, make_sorted
 from tilelab.measure import bench, peers
 from tilelab.records import results
@@ -153,7 +155,7 @@ def test_products_of_models(small, name):
     assert {row["status"] for row in found.rows} == {"ok"}, found.rows
     wanted = {"shapes": {"DeepGEMM", "torch"}, "masked": {"DeepGEMM"}, "gradient": {"torch"}}[name]
     assert {row["peer"] for row in found.rows} == wanted
-    lines = figures.summarise(found, ("kernel",)).splitlines()
+    lines = figures.summarise(found, "kernel").splitlines()
     assert lines[-1] == found.label() and all(": " in line for line in lines[:-1])
 
 
@@ -166,7 +168,7 @@ def test_a_case_counts_beside_its_better_peer():
         row | {"peer": "c", "status": "failed", "reason": "it is missing."},
     ]
     found = results.Record(results.make_record("ch14_moe_shapes", rows, "0" * 16), live=True)
-    lines = figures.summarise(found, ("kernel",)).splitlines()
+    lines = figures.summarise(found, "kernel").splitlines()
     assert (
         lines[0] == "best: 1.20, lowest 0.90, 2 cases" and lines[1] == "1 rows have no ratio: it is missing."
     )
@@ -199,8 +201,8 @@ def test_every_configuration_is_checked(small, monkeypatch):
         for dtype, tile in small_tile.items() for swiglu in (False, True)
     })  # fmt: skip
     found = record("checks")
-    assert [row["status"] for row in found.rows] == ["ok"] * 8, found.rows
-    assert figures.describe_checks(found).count("largest error") == 8
+    assert [row["status"] for row in found.rows] == ["ok"] * 9, found.rows
+    assert figures.describe_checks(found).count("largest error") == 9
 
 
 def test_a_tile_that_crosses_into_the_next_group_is_found(monkeypatch):
@@ -214,3 +216,79 @@ def test_a_tile_that_crosses_into_the_next_group_is_found(monkeypatch):
     monkeypatch.setattr(moe.planner, "prepare", store_too_much)
     fault, _ = experiments.verify(GroupedConfig(64, 64, 64, 4, 2), SIZES, False, "sorted", WHERE, 64)
     assert fault == "rows of no expert were stored"
+
+
+# ---- in a model, and the command
+
+
+def test_the_experts_of_a_model_are_one_call():
+    x, gate_up, down, ids, weights, *_ = experiments.make_layer(TINY, 9, WHERE)
+    layer = torch.nn.Module()
+    layer.gate_up_proj, layer.down_proj = (torch.nn.Parameter(each) for each in (gate_up, down))
+    model.quantise_experts(torch.nn.Sequential(layer))
+    wanted = experiments.compute_layer(x, gate_up, down, ids, weights)
+    with torch.no_grad():
+        assert model.find_cosine(model.run_experts(layer, x, ids, weights), wanted) > 0.9999
+        assert 0.99 < model.find_cosine(model.run_fp8_experts(layer, x, ids, weights), wanted) < 0.9999
+
+
+@pytest.mark.gpu
+def test_a_small_model_is_one_graph_and_has_the_logits_of_its_own_experts(monkeypatch):
+    pytest.importorskip("transformers", "5")
+    monkeypatch.setattr(model, "CALLS", {"prefill": (1, 80), "decode": (4, 1)})
+    sizes = dict(hidden_size=256, moe_intermediate_size=128, num_experts=8, vocab_size=512)
+    with torch.no_grad():
+        made = model.make_model("cuda", **sizes)
+        models = {name: model.use_experts(made, experts) for name, (experts, _) in model.VARIANTS.items()}
+        assert models["eager"].lm_head.weight is made.lm_head.weight
+        reference = copy.deepcopy(models["eager"]).float()
+        for phase in model.CALLS:
+            rows = model.measure_phase(models, reference, phase, lambda graph, inputs: graph)
+            assert [row["status"] for row in rows] == ["ok"] * 4, rows
+            assert [row["graphs"] for row in rows] == [0, 1, 1, 1] and all(
+                "graph_ms" in row for row in rows[1:]
+            )
+
+
+def test_an_older_transformers_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", types.ModuleType("transformers"))
+    with pytest.raises(device.Unsupported, match="install transformers 5"):
+        model.register_experts()
+
+
+def test_a_variant_that_cannot_run_has_a_reason():
+    row = {"phase": "decode", "sequences": 32, "tokens": 1, "status": "ok", "reason": "", "cosine": 0.99}
+    rows = [
+        row | {"name": "eager", "graphs": 0, "ms": 2.0, "ratio": 1.0},
+        row | {"name": "compiled", "graphs": 1, "ms": 1.0, "ratio": 2.0, "graph_ratio": 1.0},
+        row | {"name": "course bf16", "status": "failed", "reason": "no memory"},
+    ]
+    found = results.Record(results.make_record("ch14_moe_model", rows, "0" * 16), live=True)
+    lines = figures.describe_model(found).splitlines()
+    assert lines[1].endswith(
+        "compiled: 2.00 × eager, 1.00 × compiled, in CUDA graphs 1.00 × compiled, "
+        "graphs of torch.compile: 1, cosine 0.9900"
+    )
+    assert lines[2].endswith("course bf16: no memory")
+
+
+def test_the_speed_of_two_gpus_and_a_missing_record_are_said(capsys):
+    row = {"model": "m", "tokens": 32, "gpus": 2, "ms": 2.0, "ratio": 1.5, "exchange_ms": 0.5}
+    found = results.Record(results.make_record("ch14_moe_parallel", [row], "0" * 16), live=True)
+    figures.show(figures.describe_parallel, lambda: found)
+    figures.show(figures.describe_parallel, lambda: results.load_record("ch14_moe_nothing", ""))
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("m, 32 tokens on each of 2 GPUs: 1.50 ×") and "take 25% of" in first
+    assert last == "ch14_moe_nothing is not recorded"
+
+
+@pytest.mark.skipif(device.current().has_wgmma, reason="it measures")
+def test_without_hopper_the_command_shows_what_is_recorded_of_the_model(monkeypatch, capsys):
+    rows = [
+        {"model": name, "ms": 1.0, "status": "ok", "reason": ""} for name in ("Qwen 3 30B", "DeepSeek-V3")
+    ]
+    data = results.make_record("ch14_moe_shapes", rows, "0" * 16)
+    monkeypatch.setattr(experiments.measure_shapes, "load", lambda: results.Record(data, live=False))
+    assert command.COMMAND.main(["--tokens", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "recorded" in said and "Qwen 3 30B" in said and "DeepSeek" not in said
