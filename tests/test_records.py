@@ -476,7 +476,7 @@ def test_bug_hunt_rows_name_the_stage_that_fails_and_the_instructions_that_load(
 
 
 def test_bug_hunt_bisected_rule_holds_in_every_build(hunts):
-    found = bug_hunt.find(Builds(HUNTS["loop"], "3.5.1", "sm_100a", hunts["loop"]))
+    found = bug_hunt.find(Builds(HUNTS["loop"], "3.5.0", "sm_100a", hunts["loop"]))
     assert all(found.predicts(row) == (row["outcome"] == "fails") for row in hunts["loop"])
     assert found.harmless["BLOCK_K"] == found.harmless["LOADS"] == []
     assert len(found.builds.rows) < len(hunts["loop"]) / 9

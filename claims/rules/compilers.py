@@ -1,6 +1,6 @@
 """Rules about what a compiler makes or refuses, and about the files of packages. No GPU takes part.
 
-The records hold 864 builds of Triton 3.5.1 for sm_100a, and twelve loops per Triton and target.
+The records hold 864 builds of Triton 3.5.0 for sm_100a, and twelve loops per Triton and target.
 """
 
 from __future__ import annotations

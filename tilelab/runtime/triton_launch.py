@@ -55,12 +55,14 @@ def make_parameters(
             meta = next(maps, None)
             if meta is None:
                 raise UnknownParameters(f"{name} is a descriptor, for which this Triton made no tensor map.")
-            matrix = torch.as_strided(given.base, tuple(given.shape), tuple(given.strides))
-            matrix = matrix.view(torch.uint8) if matrix.itemsize == 1 else matrix  # the driver has no float8
+            # The driver has no float8.
+            memory = given.base.view(torch.uint8) if given.base.itemsize == 1 else given.base
             made = [
                 encode(
-                    matrix,
+                    memory,
                     meta["block_size"],
+                    shape=tuple(given.shape),
+                    strides=tuple(given.strides),
                     swizzle=SWIZZLES[meta["swizzle"]],
                     fill="nan" if given.padding == "nan" else "zero",
                 ),

@@ -87,7 +87,7 @@ def test_ends_outside_of_the_rows_write_nothing_there(wrong):
 
 
 @pytest.mark.parametrize(
-    "config", [FP8, dataclasses.replace(FP8, fused=True)], ids=lambda config: config.name
+    "config", [FP8, GroupedConfig(128, 64, 128, 4, 2, halves=True)], ids=lambda config: config.name
 )
 def test_block_scales(config):
     sizes = ROUTINGS["ragged"]
