@@ -59,9 +59,14 @@ def find_errors(out, wanted, sizes):
     return check.relative_error(out[:rows], wanted[:rows]) if rows else 0.0
 
 
-@pytest.mark.parametrize("sizes", ROUTINGS.values(), ids=ROUTINGS)
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
-def test_rows_of_each_group_meet_its_matrix(config, sizes):
+@cases(
+    "config, routing",
+    *((SMALL, name) for name in ROUTINGS),
+    *((config, "ragged") for config in CONFIGS[1:]),
+    *(rarely(config, name) for config in CONFIGS[1:] for name in ROUTINGS if name != "ragged"),
+)
+def test_rows_of_each_group_meet_its_matrix(config, routing):
+    sizes = ROUTINGS[routing]
     a, weight, offsets = random(sum(sizes) + 3, 40), random(4, 72, 40), make_offsets(sizes)
     a[sum(sizes) :] = float("nan")
     for b in (weight.mT, weight.mT.contiguous())[: 2 if sizes[0] else 1]:
