@@ -3,9 +3,6 @@
 From the statement that defines an experiment, names lead to the functions and constants of the course that it uses, and
 from those to others. A hash of all of them is the record's `environment`. As for `provenance.source_hash`, comments,
 docstrings, layout, texts of errors and names of files do not count. Nothing is imported or run: only files are read.
-
-`python -m tilelab.records.environment` lists the records whose environment has changed since, and those that were
-recorded before the measuring code was covered. The exit status is 1 if one has changed.
 """
 
 from __future__ import annotations
@@ -451,25 +448,14 @@ def find_change(record: Mapping[str, Any], code: Code = CODE) -> str:
     return f"the rows of the tuned table {', '.join(changed)} have changed" if changed else ""
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    from tilelab import cli  # which imports this module, through results
-
-    cli.make_plain_parser(
-        "tilelab.records.environment", "List records by what has changed since."
-    ).parse_args(arguments)
-    paths = [path for path in sorted(ROOT.glob("results/**/*.json")) if path.stem != "tests"]
-    records = {path.relative_to(ROOT): json.loads(path.read_text(encoding="utf-8")) for path in paths}
+def list_changes(folder: pathlib.Path) -> tuple[list[str], bool]:
+    """Return a line per record that is not known to be current, and one with counts; and whether any has changed."""
+    paths = [path for path in sorted(folder.glob("**/*.json")) if path.stem != "tests"]
+    records = {path.relative_to(folder): json.loads(path.read_text(encoding="utf-8")) for path in paths}
     changed = {path: clause for path, record in records.items() if (clause := find_change(record))}
     before = [path for path, record in records.items() if "environment" not in record]
-    print(*(f"{path}: {clause}" for path, clause in changed.items()), sep="\n", end="\n" * bool(changed))
-    print(*(f"{path}: recorded before the measuring code was covered" for path in before), sep="\n")
+    lines = [f"{path}: {clause}" for path, clause in changed.items()]
+    lines += [f"{path}: recorded before the measuring code was covered" for path in before]
     current = len(records) - len(changed) - len(before)
-    print(f"{len(records)} records: {current} current, {len(changed)} changed, {len(before)} recorded before")
-    return int(bool(changed))
-
-
-if __name__ == "__main__":
-    from tilelab.cli import run_main
-
-    run_main(main)
+    counts = f"{current} current, {len(changed)} changed, {len(before)} recorded before"
+    return [*lines, f"{len(records)} records: {counts}"], bool(changed)
