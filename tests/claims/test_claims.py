@@ -9,6 +9,7 @@ import shutil
 import tomllib
 
 import nbformat
+import PIL.Image
 import pytest
 
 from ch14.blockscaled.lesson import note_attempts
@@ -17,7 +18,7 @@ from claims.__main__ import main
 from claims.judge import HOLDS, HOLDS_HERE, NO_RECORD, NOT_HERE, ONLY_IF, ONLY_IF_HERE, REFUTED, UNTESTED
 from tilelab import ROOT
 from tilelab.course import doctor
-from tilelab.records import results
+from tilelab.records import environment, results
 from tilelab.runtime import device, files
 
 CLAIMS = {claim.name: claim for note in trial.NOTES for claim in note.claims}
@@ -138,6 +139,12 @@ def test_the_pages_say_what_the_rules_say():
     assert answers.rewrite_figures(text) == text, "run `python -m claims --write`"
     page = answers.OPERATORS.read_text(encoding="utf-8")
     assert answers.rewrite_tables(page) == page, "run `python -m claims --write`"
+
+
+def test_the_readmes_picture_shows_todays_record():
+    rows = results.load("ch10_gemm_timeline", results.PREFERRED)["rows"]
+    with PIL.Image.open(trial.PICTURE) as picture:
+        assert picture.info["Source"] == environment.digest(rows), "run `python -m claims --write`"
 
 
 def test_every_notebook_that_measures_has_its_answer_from_a_record():
@@ -421,6 +428,7 @@ def own_files(monkeypatch, tmp_path):
     answers.OPERATORS.write_text(make_page("old"))
     monkeypatch.setattr(trial, "README", tmp_path / "README.md")
     monkeypatch.setattr(trial, "LEDGER", tmp_path / "CLAIMS.md")
+    monkeypatch.setattr(trial, "PICTURE", tmp_path / "timeline.png")
     monkeypatch.setattr(trial, "NOTEBOOK", tmp_path / "claims.ipynb")
     nbformat.write(
         nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(6 * 7)")]), trial.NOTEBOOK

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tilelab import ROOT
-from tilelab.records import environment, results
+from tilelab.records import compare, environment, results
 
 H200 = "NVIDIA H200"
 BENCH, CHECK, PEERS = (f"tilelab/measure/{name}.py" for name in ("bench", "check", "peers"))
@@ -153,3 +153,18 @@ def test_a_record_is_saved_with_its_environment_and_also_where_that_fails(monkey
     monkeypatch.setattr(environment, "describe", fail)
     assert "environment" not in json.loads(results.save(record, tmp_path).read_text())
     assert capsys.readouterr().out == "The environment of ch14_gemm_square is not recorded: too deep.\n"
+
+
+def test_the_command_lists_what_has_changed_and_what_was_recorded_before(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
+    for name, found in (("square", {"code": "0" * 16, "tables": {}}), ("old", None)):
+        record = {"experiment": "ch14_gemm_square", "device": {"name": H200}, "rows": SQUARE}
+        path = tmp_path / "nvidia-h200" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record | ({"environment": found} if found else {})))
+    assert compare.main(["--environment"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "nvidia-h200/square.json: the code that measures, a peer or a shape has changed",
+        "nvidia-h200/old.json: recorded before the measuring code was covered",
+        "2 records: 0 current, 1 changed, 1 recorded before",
+    ]
