@@ -13,6 +13,7 @@ from tilelab.runtime.build import Job
 
 BLOCK = 128  # A scale covers so many columns of K and of B.
 MANY_ROWS = 80  # From more rows per group on, tiles of 128 rows take less time than tiles of 64; in float8 from BLOCK.
+FEW_ROWS = 32  # Up to so many, swapped.cu takes less time than Triton for SwiGLU in bf16 on Hopper.
 PHRASES = {name: phrase for name, phrase in OF_GEMM.items() if name not in ("swap", "kernel", "splits")}
 PHRASES |= {"fused": "fused", "halves": "halves"}
 
