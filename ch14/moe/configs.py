@@ -12,7 +12,8 @@ from tilelab.runtime import spoken
 from tilelab.runtime.build import Job
 
 BLOCK = 128  # A scale covers so many columns of K and of B.
-MANY_ROWS = 80  # From more rows per group on, tiles of 128 rows take less time than tiles of 64.
+MANY_ROWS = 80  # From more rows per group on, tiles of 128 rows take less time than tiles of 64; in float8 from BLOCK.
+FEW_ROWS = 32  # Up to so many, swapped.cu takes less time than Triton for SwiGLU in bf16 on Hopper.
 PHRASES = {name: phrase for name, phrase in OF_GEMM.items() if name not in ("swap", "kernel", "splits")}
 PHRASES |= {"fused": "fused", "halves": "halves"}
 
@@ -34,6 +35,10 @@ class GroupedConfig(GemmConfig):
         super().__post_init__()
         if self.kernel != "persistent" or self.swap or self.columns[1]:
             raise ValueError(f"a grouped tile is persistent and 2^n columns wide; it is {self.name}.")
+        if self.halves and self.fused:
+            raise ValueError(
+                f"Triton fuses no loops with a branch, which halves need; the tile is {self.name}."
+            )
 
     @property
     def name(self) -> str:
@@ -116,7 +121,8 @@ def rejection(config: GroupedConfig, target: str, dtype: str = "bf16", swiglu: b
 def best_config(rows: float, n: int, dtype: str, swiglu: bool, target: str) -> GroupedConfig | None:
     """Return the configuration for groups of `rows` rows on average and n columns; None if none runs on `target`."""
     able = [config for config in SETS[dtype, swiglu] if not rejection(config, target, dtype, swiglu)]
-    low = [config for config in able if config.block_m == 64 or rows > MANY_ROWS]
+    many = BLOCK if dtype == "fp8" else MANY_ROWS
+    low = [config for config in able if config.block_m == 64 or rows > many]
     return next(iter(low or able), None)
 
 

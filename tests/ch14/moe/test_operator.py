@@ -323,6 +323,8 @@ def test_names_are_read_back():
         assert parse(config.name) == config
     with pytest.raises(ValueError, match="persistent and 2\\^n columns wide"):
         GroupedConfig(64, 192, 64, 4, 2)
+    with pytest.raises(ValueError, match="Triton fuses no loops with a branch"):
+        GroupedConfig(128, 128, 128, 4, 3, halves=True, fused=True)
 
 
 @pytest.mark.compile
@@ -338,6 +340,7 @@ def test_swiglu_on_its_own_is_built_for_hopper():
 @cases(
     "target, dtype, swiglu, unit",
     ("sm_90a", "fp8", True, "wgmma"),
+    ("sm_90a", "fp8", False, "wgmma"),
     rarely("sm_90a", "bf16", False, "wgmma"),
     ("sm_100a", "bf16", True, "tcgen05_mma"),
     rarely("sm_100a", "fp8", False, "tcgen05_mma"),
@@ -351,3 +354,4 @@ def test_every_target_has_a_kernel(target, dtype, swiglu, unit):
     (report,) = build.build([job(able[0], target, dtype, swiglu=swiglu)])
     assert report.status == "ok", report.reason
     assert report.counts[unit] and report.counts["tma_load"] and report.counts["tma_store"]
+    assert target != "sm_90a" or not report.spills
