@@ -177,9 +177,9 @@ def with_rows(**fields):
 
 def test_figures_change_with_the_records_and_words_stay(change):
     text = trial.README.read_text(encoding="utf-8")
-    change("ch14_attention_ladder", with_rows(ratio=0.5))
+    change("ch14_attention_lesson", with_rows(ratio=0.5))
     changed = answers.rewrite_figures(text)
-    assert "the kernel runs at 0.50 × cuDNN" in changed and changed.count("0.50") == text.count("0.50") + 1
+    assert "lines runs at 0.50 × cuDNN" in changed and changed.count("0.50") == text.count("0.50") + 1
     assert re.sub(r"[\d.]+ × cuDNN", "", changed) == re.sub(r"[\d.]+ × cuDNN", "", text)
 
 
