@@ -2,8 +2,8 @@
 
 Each language has a file, NAME_gemm.py or cuda_gemm.cu: read `triton_gemm.py` first, the shortest that names its loads.
 `cuda_host.py`, `gluon_host.py` and `cute_host.py` hold what three of them need from the host; `configs.py` holds the 24
-configurations that each may try. `worker.py` runs a language in a process of its own, because their packages cannot all
-live in one. The notebook `19_ch14_languages` and the records are in `lesson`.
+configurations that each may try. `lesson/worker.py` runs a language in a process of its own, because their packages
+cannot all live in one; `lesson` also holds what the notebook `19_ch14_languages` and the records need.
 """
 
 import torch

@@ -1,13 +1,12 @@
-// One warp group, the producer, fills a ring of stages by TMA. BLOCK_M / 64 warp groups, the consumers, multiply 64 rows
-// each by wgmma, and store their rows by TMA while the producer loads the next tile. One CTA per SM takes tile after tile.
+// C = A B in CUDA C++: a producer fills a ring by TMA, and BLOCK_M / 64 consumers multiply and store 64 rows each.
 #include "wgmma.cuh"
 #include "gemm_tile.cuh"
 constexpr int CONSUMERS = BLOCK_M / 64;
 constexpr u32 A_BYTES = BLOCK_M * 128, STAGE_BYTES = A_BYTES + BLOCK_N * 128, ROWS_BYTES = 64 * BLOCK_N * 2;
 
 extern "C" __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
-gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-     const __grid_constant__ TensorMap c_map, int M, int N, int K) {
+    gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+         const __grid_constant__ TensorMap c_map, int M, int N, int K) {
     extern __shared__ __align__(1024) unsigned char memory[];
     const u32 stages = shared_address(memory), staged = stages + STAGES * STAGE_BYTES;
     const u32 full = staged + CONSUMERS * ROWS_BYTES, empty = full + 8 * STAGES;
@@ -29,8 +28,8 @@ gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap 
         }
     } else {
         warpgroup_reg_alloc<consumer_registers(CONSUMERS, 1)>();
-        const int consumer = threadIdx.x / 128 - 1, leader = threadIdx.x % 128 == 0;
-        const u32 rows = staged + consumer * ROWS_BYTES;
+        const int consumer = threadIdx.x / 128 - 1, leader = threadIdx.x % 128 == 0,
+                  rows = staged + consumer * ROWS_BYTES;
         float d[BLOCK_N / 2];
         for (int id = blockIdx.x; id < tiles_m * tiles_n; id += gridDim.x) {
             const Tile tile = tile_coordinates(id, tiles_m, tiles_n, GROUP_M);
@@ -56,5 +55,6 @@ gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap 
                 tma_store_2d(c_map, rows + n * 128, tile.n * BLOCK_N + n, tile.m * BLOCK_M + 64 * consumer);
             if (leader) bulk_commit();
         }
+        if (leader) bulk_wait_read<0>();
     }
 }

@@ -2,13 +2,21 @@
 
 import cutlass
 from cutlass import BFloat16, Float32, cute, pipeline
-from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+from cutlass.cute.nvgpu import warp, warpgroup
 from cutlass.utils import SmemAllocator
 
+from ch14.languages.cute_host import partition
 
-def partition(atom, *both):  # TMA's boxes in shared memory, and in the matrix
-    flat = [cute.group_modes(each, 0, 2) for each in both]
-    return cpasync.tma_partition(atom, 0, cute.make_layout(1), *flat)
+
+def multiply(
+    mma, acc, a, b, stage, first=False
+):  # the first product replaces the sums, which are not set yet
+    warpgroup.fence()
+    for k in range(a.shape[2]):
+        if first:
+            mma.set(warpgroup.Field.ACCUMULATE, k > 0)
+        cute.gemm(mma, acc, a[None, None, k, stage], b[None, None, k, stage], acc)
+    warpgroup.commit_group()
 
 
 @cute.kernel
@@ -34,20 +42,16 @@ def gemm(mma, load_a, A, load_b, B, store_c, C, layouts, tile: cutlass.Constexpr
         share, user = mma.get_slice(thread), pipeline.PipelineUserType.Consumer
         a_part, b_part = mma.make_fragment_A(share.partition_A(a)), mma.make_fragment_B(share.partition_B(b))
         acc = cute.make_rmem_tensor(mma.partition_shape_C(tile[:2]), Float32)
-        mma.set(warpgroup.Field.ACCUMULATE, True)
-        acc.fill(0.0)
         state, done = (pipeline.make_pipeline_state(user, stages) for _ in (0, 1))
-        for step in cutlass.range(cute.size(a_tiles, mode=[2]), unroll=1):
+        ring.consumer_wait(state)
+        multiply(mma, acc, a_part, b_part, state.index, first=True)
+        state.advance()
+        for _step in cutlass.range(1, cute.size(a_tiles, mode=[2]), unroll=1):
             ring.consumer_wait(state)
-            warpgroup.fence()
-            for k in cutlass.range_constexpr(tile[2] // 16):
-                at = (None, None, k, state.index)
-                cute.gemm(mma, acc, a_part[at], b_part[at], acc)
-            warpgroup.commit_group()
+            multiply(mma, acc, a_part, b_part, state.index)
             warpgroup.wait_group(1)  # the step before is done: its stage is free
-            if step > 0:
-                ring.consumer_release(done)
-                done.advance()
+            ring.consumer_release(done)
+            done.advance()
             state.advance()
         warpgroup.wait_group(0)
         copy = cute.make_tiled_copy_C(cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16), mma)
@@ -58,3 +62,5 @@ def gemm(mma, load_a, A, load_b, B, store_c, C, layouts, tile: cutlass.Constexpr
         cute.arch.barrier(barrier_id=1, number_of_threads=128 * consumers)
         if warp_id == 0:
             cute.copy(store_c, *partition(store_c, c, cute.local_tile(C, tile[:2], (tile_m, tile_n))))
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0, read=True)

@@ -38,6 +38,12 @@ def make_launch(gemm):
     return launch
 
 
+def partition(atom, *both):
+    """Return TMA's boxes in shared memory and in the matrix."""
+    flat = [cute.group_modes(each, 0, 2) for each in both]
+    return cpasync.tma_partition(atom, 0, cute.make_layout(1), *flat)
+
+
 def wrap(matrix):
     """Return a row-major matrix in CuTe's form, of any extents whose rows are whole 16 bytes."""
     tensor = from_dlpack(matrix, assumed_align=16).mark_layout_dynamic(leading_dim=1)

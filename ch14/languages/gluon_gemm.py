@@ -42,6 +42,8 @@ def play_role(PRODUCE: gl.constexpr, GROUP_M: gl.constexpr, K, a_desc, b_desc, c
             hopper.fence_async_shared()
             gl.thread_barrier()
             tma.async_copy_shared_to_global(c_desc, [m, n], c)
+    if not PRODUCE:
+        tma.store_wait(0)
 
 
 @gluon.jit

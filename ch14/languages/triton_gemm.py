@@ -1,9 +1,10 @@
 """C = A B in Triton: a program computes tile after tile, and tensor descriptors move the tiles by TMA."""
 
-import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tilelab.runtime import device
 
 
 @triton.jit
@@ -27,5 +28,4 @@ def prepare(a, b, out, BLOCK_M, BLOCK_N, BLOCK_K, **config):
     blocks = [BLOCK_M, BLOCK_K], [BLOCK_N, BLOCK_K], [BLOCK_M, BLOCK_N]
     descs = [TensorDescriptor.from_tensor(*each) for each in zip((a, b.T, out), blocks)]
     arguments = (*descs, *out.shape, a.shape[1], BLOCK_M, BLOCK_N, BLOCK_K)
-    programs = torch.cuda.get_device_properties().multi_processor_count
-    return lambda: gemm[(programs,)](*arguments, **config)
+    return lambda: gemm[(device.current().sms or 4,)](*arguments, **config)

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from ch14.languages import TITLES, configs, worker
-from ch14.languages.lesson import mistakes
+from ch14.languages import TITLES, configs
+from ch14.languages.lesson import mistakes, worker
 from tilelab import ROOT
 from tilelab.measure import bench
 from tilelab.records import results
@@ -31,8 +31,9 @@ SQUARE = (4096, 4096, 4096)
 ROUNDS = 10
 KERNELS = [worker.FOLDER / name for name in ("cuda_host.py", "gluon_host.py", "cute_host.py")]
 KERNELS += [worker.find_source(name) for name in TITLES]
+SPILLING = configs.CONFIGS["cutile"][0]  # 128 x 256 with four warps: more sums than registers
 SLOW_TO_BUILD = {"tilelang", "helion"}
-DIED = {"status": "died", "reason": "the process ended without an answer"}
+DIED = {"status": "failed", "reason": "the process ended without an answer"}
 
 
 class Language:
@@ -43,7 +44,7 @@ class Language:
         log = tempfile.NamedTemporaryFile(prefix=f"tiles-{name}-", suffix=".log", delete=False)  # noqa: SIM115
         self.log, self.rest = log.name, b""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ch14.languages.worker", name, *([path] if path else [])],
+            [sys.executable, "-m", "ch14.languages.lesson.worker", name, *([path] if path else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -52,7 +53,7 @@ class Language:
         )
 
     def ask(self, do: str, limit_s: float = 60, **arguments) -> dict:
-        """Return the worker's answer; its status is "ok", "wrong", "failed", "died" or "late"."""
+        """Return the worker's answer; its status is "ok", "wrong" or "failed", the latter two with a reason."""
         try:
             self.process.stdin.write((json.dumps({"do": do, **arguments}) + "\n").encode())
             self.process.stdin.flush()
@@ -63,7 +64,7 @@ class Language:
             ready, _, _ = select.select([self.process.stdout], [], [], max(0, end - time.monotonic()))
             if not ready:
                 self.close()
-                return {"status": "late", "reason": f"no answer within {limit_s:.0f} s"}
+                return {"status": "failed", "reason": f"no answer within {limit_s:.0f} s"}
             piece = os.read(self.process.stdout.fileno(), 1 << 16)
             if not piece:
                 return DIED | {"log": pathlib.Path(self.log).read_text(errors="replace")[-800:]}
@@ -74,6 +75,19 @@ class Language:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+@contextlib.contextmanager
+def start_text(name: str, text: str) -> Iterator[Language]:
+    """Start a worker of a kernel that is given as text, and end it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, worker.find_source(name).name)
+        path.write_text(text)
+        language = Language(name, str(path))
+        try:
+            yield language
+        finally:
+            language.close()
 
 
 @contextlib.contextmanager
@@ -113,7 +127,7 @@ def time_rounds(
         if len(answers) > 1:
             ratios = [each["peer_ms"] / each["ms"] for each in answers]
             ms, peer_ms = (statistics.median(each[key] for each in answers) for key in ("ms", "peer_ms"))
-            row = {"ms": ms, "peer": "cuBLAS", "peer_ms": peer_ms, "ratio": statistics.median(ratios)}
+            row = {"ms": ms, "peer": "cuBLAS", "peer_ms": peer_ms, "ratio": peer_ms / ms}
             m, n, k = shape
             rows[name] = row | {"spread": bench.find_spread(ratios), "tflops": 2 * m * n * k / ms / 1e9}
     return rows
@@ -121,7 +135,7 @@ def time_rounds(
 
 def source() -> str:
     """Return the hash of the kernels, their configurations and the worker."""
-    return provenance.source_hash(*KERNELS, configs, worker.Worker)
+    return provenance.source_hash(*KERNELS, configs, worker.Worker, time_rounds)
 
 
 def _describe(kind: str, name: str, answer: dict, **more) -> dict:
@@ -171,25 +185,18 @@ def measure_speed(
                     continue
                 tune_s[name] += answer["tune_s"]
                 chosen[shape][name] = answer["rows"][answer["best"]]["config"]
-                rows += [
-                    _describe("tuning", name, each | {"name": TITLES.get(name, name)}, shape=shape)
-                    for each in answer["rows"]
-                ]
+                if shape == SQUARE and name in TITLES:
+                    kept = ("config", "ms", "peer_ms", "ratio", "spread", "status", "reason")
+                    rows += [
+                        _describe("tuning", name, {key: each.get(key) for key in kept}, shape=shape)
+                        for each in answer["rows"]
+                    ]
         pool.shutdown()
         for shape in shapes:
             for name, row in time_rounds(workers, shape, chosen[shape]).items():
                 rows.append(
                     _describe("speed", name, row, status="ok", shape=shape, config=chosen[shape][name])
                 )
-        for name in able:
-            if name in TITLES and name in chosen.get(SQUARE, {}):
-                config = chosen[SQUARE][name]
-                rows.append(
-                    _describe(
-                        "code", name, workers[name].ask("inspect", shape=SQUARE, config=config), config=config
-                    )
-                )
-                rows[-1]["check"] = workers[name].ask("check", config=config)
         for name in names:
             answer = (
                 about[name]
@@ -198,20 +205,33 @@ def measure_speed(
             )
             answer |= {key: built.get(name, {}).get(key) for key in ("build_s", "reasons")}
             rows.append(_describe("language", name, answer, tune_s=tune_s[name]))
+    looked_at = [
+        (name, chosen[SQUARE][name]) for name in able if name in TITLES and name in chosen.get(SQUARE, {})
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        rows += pool.map(lambda case: inspect(*case), looked_at + [("cutile", SPILLING)] * ("cutile" in able))
     return rows
+
+
+def inspect(name: str, config: dict) -> dict:
+    """Return the row of a kernel's code at 4096 cubed, from a process that compiles no other configuration."""
+    with start([name]) as workers:
+        return _describe(
+            "code", name, workers[name].ask("inspect", 120, shape=SQUARE, config=config), config=config
+        )
+
+
+def find_row(record: results.Record, kind: str, name: str, shape=None) -> dict:
+    """Return the first row of a kind and a language, and of a shape if one is given."""
+    rows = (row for row in record.rows if row["kind"] == kind and row["language"] == name)
+    return next(row for row in rows if shape is None or tuple(row["shape"]) == tuple(shape))
 
 
 def try_mistake(mistake: str, name: str) -> dict:
     """Plant a mistake in a language's kernel and run it on ragged sizes, in a process of its own; return a row."""
     text, config = mistakes.plant(mistake, name, worker.find_source(name).read_text())
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, worker.find_source(name).name)
-        path.write_text(text)
-        language = Language(name, str(path))
-        try:
-            answer = language.ask("check", 90, config=config, shapes=[(1000, 1496, 1000)])
-        finally:
-            language.close()
+    with start_text(name, text) as language:
+        answer = language.ask("check", 90, config=config, shapes=[(1000, 1496, 1000)])
     return {"name": TITLES[name], "language": name, "mistake": mistake, "reason": "", **answer}
 
 

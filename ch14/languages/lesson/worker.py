@@ -1,6 +1,6 @@
 """Hold one language in a process of its own: compile, check, tune and time the kernel of a file.
 
-    python -m ch14.languages.worker NAME [FILE]
+    python -m ch14.languages.lesson.worker NAME [FILE]
 
 It reads one JSON request per line from its input, {"do": FUNCTION, ...arguments}, and writes one JSON answer per line.
 TILES_LANGUAGES and TILES_PEERS may name folders of unpacked wheels, where its packages are looked for.
@@ -8,6 +8,7 @@ TILES_LANGUAGES and TILES_PEERS may name folders of unpacked wheels, where its p
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import glob
 import importlib
@@ -18,6 +19,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import site
 import sys
 import tempfile
@@ -36,9 +38,19 @@ PACKAGES = {
     "deep_gemm": ("sgl-deep-gemm",),
     "quack": ("quack-kernels", "nvidia-cutlass-dsl"),
 }
+MODULES = {
+    "cute": "cutlass",
+    "cutile": "cuda.tile",
+    "tilelang": "tilelang",
+    "helion": "helion",
+    "quack": "quack",
+}
+OWN_FOLDER = ("cutile", "tilelang", "helion")
 LIBRARIES = ("deep_gemm", "quack")  # kernels that the languages' users would take from a library
-FOLDER = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent.parent
 RAGGED = ((1000, 1000, 1000), (333, 520, 136), (4097, 4104, 4112))
+# What a listing of SASS shows: loads, stores, barriers, products and registers that change hands.
+INSTRUCTIONS = re.compile(r"\b(UTMA[A-Z]+|LDGSTS|HGMMA|WARPGROUP|SYNCS|USETMAXREG|STG|STSM|BAR\.SYNC)\b")
 DUMP = tempfile.mkdtemp(prefix="tiles-language-")
 
 
@@ -50,6 +62,8 @@ def find_source(name: str) -> pathlib.Path:
 def set_up(name: str) -> None:
     """Prepare the environment before the language is imported."""
     folder = os.environ.get("TILES_PEERS" if name in ("cute", *LIBRARIES) else "TILES_LANGUAGES")
+    if not folder and name in OWN_FOLDER:  # where `make languages` puts them
+        folder = f"{sys.prefix}/languages"
     if folder and name not in ("cuda", "triton", "gluon"):
         site.addsitedir(os.path.abspath(folder))
     if name == "cutile":  # its own ptxas must be found before the machine's, which may be older
@@ -101,32 +115,40 @@ def make_inputs(m: int, n: int, k: int):
 
 
 class Worker:
-    def __init__(self, name: str, path: str):
-        start = time.perf_counter()
-        self.name, self.path = name, path
+    def __init__(self, name: str, path: str, import_s: float):
+        self.name, self.path, self.import_s, self.held = name, path, import_s, {}
         self.prepare = load(name, path)
-        self.import_s, self.held = time.perf_counter() - start, {}
 
     def describe(self) -> dict:
         """Return the versions of the language's packages and the seconds of its import."""
         versions = {package: find_version(package) for package in PACKAGES[self.name]}
         return {"status": "ok", "versions": versions, "import_s": self.import_s}
 
-    def check(self, config: dict, shapes=RAGGED) -> dict:
-        """Return the largest error against float64 over cuBLAS's own error, and the seconds of the first call."""
+    def check(self, config: dict, shapes=RAGGED, epilogue: bool = False) -> dict:
+        """Return the largest error against float64 over cuBLAS's own error, and the seconds of the first call.
+
+        With `epilogue` the kernel is that of an exercise: it takes a bias, too, and applies SiLU.
+        """
         import torch
 
         worst, first_s = 0.0, None
         for shape in shapes:
             a, b, out = make_inputs(*shape)
             start = time.perf_counter()
-            self.prepare(a, b, out, **config)()
+            more = [torch.randn(shape[1], device="cuda")] if epilogue else []
+            self.prepare(a, b, *more, out, **config)()
             torch.cuda.synchronize()
             first_s = first_s or time.perf_counter() - start
-            exact = a.double() @ b.double()
-            error, peer = ((each.double() - exact).norm() for each in (out, a @ b))
+            exact, product = a.double() @ b.double(), a @ b
+            for bias in more:
+                silu = torch.nn.functional.silu
+                exact, product = silu(exact + bias), silu(product + bias).bfloat16()
+            error, peer = ((each.double() - exact).norm() for each in (out, product))
             worst = max(worst, float((error / peer).nan_to_num(1e9, 1e9)))
-        return {"status": "ok" if worst < 1.5 else "wrong", "error_of_cublas": worst, "first_s": first_s}
+        verdict = {"status": "ok", "reason": ""}
+        if worst > 1.5:
+            verdict = {"status": "wrong", "reason": f"its error is {worst:.0f} times cuBLAS's"}
+        return verdict | {"error_of_cublas": worst, "first_s": first_s}
 
     def build(self, configs: list[dict], shapes=((256, 256, 256),)) -> dict:
         """Compile and launch each configuration once per shape; return the seconds at the first one, and reasons."""
@@ -239,7 +261,11 @@ class Worker:
         code = self.find_cubin(tensors, config, result)
         if code is None:
             return row | {"reason": "the compiled kernel was not found"}
-        return row | cubin.read_resources(code) | {"counts": dict(cubin.sass_counts(code))}
+        listing = [line.strip() for line in cubin.sass(code).splitlines() if INSTRUCTIONS.search(line)]
+        listing = [re.sub(r"/\*.*?\*/|;", "", line).strip() for line in listing][:40]
+        return (
+            row | cubin.read_resources(code) | {"counts": dict(cubin.sass_counts(code)), "listing": listing}
+        )
 
     def find_cubin(self, tensors, config: dict, result) -> bytes | None:
         """Return the compiled kernel of the launch that has just returned `result`, where it can be found."""
@@ -294,11 +320,15 @@ def main() -> None:
     os.dup2(2, 1)
     name, path = [*sys.argv[1:], None][:2]
     set_up(name)
-    worker = None
+    start, worker = time.perf_counter(), None
+    with contextlib.suppress(Exception):  # a language that is missing is reported when it is asked for
+        for module in ("torch", MODULES.get(name, "triton")):
+            importlib.import_module(module)
+    import_s = time.perf_counter() - start
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            worker = worker or Worker(name, path or str(find_source(name)))
+            worker = worker or Worker(name, path or str(find_source(name)), import_s)
             answer = getattr(worker, request.pop("do"))(**request)
         except Exception as error:
             traceback.print_exc()
