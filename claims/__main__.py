@@ -1,6 +1,7 @@
 """Print every claim with its verdict or, with --write, write CLAIMS.md and parts of two pages, and run claims.
 
-The parts are the README's telling verdicts and the figures of its findings, and two tables of docs/operators.md.
+The parts are the README's telling verdicts, the figures of its findings and its picture, and two tables of
+docs/operators.md.
 --write needs no GPU. The exit status is 0, or 2 for bad usage, for a page that cannot be written or lacks its two marks
 or the words of a finding, for a record that is damaged or lacks a figure, and for a notebook that fails.
 """
@@ -30,6 +31,7 @@ def main(argv: list[str] | None = None) -> int:
             files.write_atomically(trial.README, text)
             files.write_atomically(answers.OPERATORS, page)
             files.write_atomically(trial.LEDGER, trial.make_ledger())
+            trial.draw_picture()
             asyncio.run(notebook.record_notebook(trial.NOTEBOOK, TILES_RECORD="1"))
         else:
             _print_verdicts()

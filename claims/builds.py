@@ -8,10 +8,8 @@ import os
 import re
 
 from ch14.descriptors.lesson.experiments import find_words
-from ch14.gemm.configs import configs, job, parse
+from ch14.gemm.configs import configs, job
 from tilelab.runtime import build, cubin, cuda
-
-TILE = "tensordesc<bf16[128, 128]>"
 
 
 @functools.cache
@@ -19,23 +17,6 @@ def proposed_on_b200() -> dict[str, str]:
     """Return, for each GEMM configuration that the note proposes, why a B200 (sm_100a) cannot launch it, or ""."""
     reports = build.build([job(config, "sm_100a") for config in configs("proposed").values()])
     return {report.job.name: report.reason for report in sorted(reports, key=lambda report: report.job.name)}
-
-
-@functools.cache
-def aggressive_on_hopper() -> str:
-    """Return why a tile of 128 × 128 × 128 with 16 warps and 4 stages cannot be launched on sm_90a, or ""."""
-    (report,) = build.build([job(parse("128,128,128,16,4 plain"), "sm_90a", b_k_major=False)])
-    return report.reason
-
-
-@functools.cache
-def copy_depends_on_stages() -> bool:
-    """Return whether a copy by descriptor for sm_100a compiles to other PTX with 5 stages than with 1."""
-    kernel, blocks = "ch14.descriptors.lesson.tile_copy:copy_tma_kernel", {"BLOCK_M": 128, "BLOCK_N": 128}
-    signature = {"source": TILE, "destination": TILE}
-    jobs = [build.Job(kernel, signature, blocks, "sm_100a", num_stages=stages) for stages in (1, 5)]
-    one, five = (report.ptx for report in build.build(jobs))
-    return one != five
 
 
 @functools.cache

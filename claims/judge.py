@@ -13,10 +13,11 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import math
 import pathlib
 import tomllib
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tilelab import ROOT
@@ -30,21 +31,21 @@ ELSEWHERE = {HOLDS: HOLDS_HERE, ONLY_IF: ONLY_IF_HERE, REFUTED: NOT_HERE}
 NO_RECORD = "not recorded yet"
 VERDICTS = (HOLDS, ONLY_IF, REFUTED, HOLDS_HERE, ONLY_IF_HERE, NOT_HERE, UNTESTED, NO_RECORD)
 CONDITIONAL = (ONLY_IF, ONLY_IF_HERE)
-KINDS = "measured built arithmetic datasheet argument".split()
-MEASURED, BUILT, ARITHMETIC, DATASHEET, ARGUMENT = KINDS
+KINDS = "measured built arithmetic argument".split()
+MEASURED, BUILT, ARITHMETIC, ARGUMENT = KINDS
 
 MARGIN = 0.02  # of two timings that alternate in one run
 QUICK_MARGIN = 0.05  # of the quick timings of a sweep
 ABOUT = 0.2  # "about 2" means 1.6 to 2.4
 
 
-def is_at_least(value: float, claimed: float) -> bool:
-    """Return whether a measured value is at least the claimed one, less a tolerance of MARGIN."""
-    return value >= claimed * (1 - MARGIN)
+def agrees(value: float, gain: float | Sequence[float] = (), state: Sequence[float] = ()) -> bool:
+    """Return whether a measured value agrees with what a note says: the one place where the policy is applied.
 
-
-def is_within(value: float, low: float, high: float) -> bool:
-    """Return whether a measured value lies between two claimed ones, each widened by MARGIN."""
+    `gain` is a figure or a range that speaks for the note's advice: its lower end is a lower bound. `state` is a range
+    with two ends. MARGIN widens each end.
+    """
+    low, high = state or (min(gain) if isinstance(gain, Sequence) else gain, math.inf)
     return low * (1 - MARGIN) <= value <= high * (1 + MARGIN)
 
 
@@ -112,26 +113,16 @@ def fill_in(text: str, values: dict[str, Any]) -> str:
 class Evidence:
     """The rows of a record: of the H200, or of builds if no GPU took part.
 
-    `used` lists the records that a rule needs, and `found` lists the other records that it read.
+    `used` lists the records that a rule read.
     """
 
     def __init__(self) -> None:
         self.used: list[str] = []
-        self.found: list[str] = []
 
     def __call__(self, experiment: str, **fields: Any) -> list[dict]:
         """Return the rows of a record that have these fields; FileNotFoundError if there is no record."""
         self.used.append(experiment)
         return [row for row in self.load(experiment) if fields.items() <= row.items()]
-
-    def find(self, experiment: str, **fields: Any) -> list[dict]:
-        """Return the same, or no rows if there is no record: for a rule that then judges by other evidence."""
-        try:
-            rows = self.load(experiment)
-        except FileNotFoundError:
-            return []
-        self.found.append(experiment)
-        return [row for row in rows if fields.items() <= row.items()]
 
     @contextlib.contextmanager
     def explain_errors(self, reader: str) -> Iterator[None]:
@@ -139,7 +130,7 @@ class Evidence:
         try:
             yield
         except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
-            records = " and ".join(dict.fromkeys(self.used + self.found))
+            records = " and ".join(dict.fromkeys(self.used))
             why = f"{type(error).__name__}: {device.first_line(error)}"
             raise ValueError(f"{reader} cannot be judged by {records} ({why}).") from error
 
@@ -159,15 +150,11 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A verdict and its figure; `reason` is the condition of ONLY_IF, or says what is missing.
-
-    `evidence` replaces the claim's own kind of evidence, where the measurement of the claim has not been recorded.
-    """
+    """A verdict and its figure; `reason` is the condition of ONLY_IF, or says what is missing."""
 
     verdict: str
     figure: str
     reason: str = ""
-    evidence: str = ""
 
     def describe(self) -> str:
         """Return the verdict in words: "holds only if the tile grows too"."""
@@ -183,12 +170,16 @@ class Quote:
     section: str
     note: str = ""  # the note's title, where it is not the claim's own
 
-    def markdown(self) -> str:
-        """Return the quotation with its place, without marks that Markdown would read."""
+    def mark_words(self) -> str:
+        """Return the words in quotation marks, without marks that Markdown would read."""
         words = self.words.replace("`", "").replace("**", "")
         for mark, written in (("|", "\\|"), ("*", "\\*"), ("<", "&lt;")):
             words = words.replace(mark, written)
-        return f"“{words}” ({', '.join(filter(None, (self.note, self.section)))})"
+        return f"“{words}”"
+
+    def markdown(self) -> str:
+        """Return the words with their place."""
+        return f"{self.mark_words()} ({', '.join(filter(None, (self.note, self.section)))})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,8 +189,8 @@ class Claim:
     `test` says in words what the rule asks ("holds if …"), `kind` is one of KINDS, and `judged_on` names what was
     measured, built for or read. `about` is the GPU that the note gives its figure for, where that is not an H200.
     `shown_in` is the notebook (its stem) and the heading of the cells that show the figure. `rule` names a function of
-    RULES, and `given` holds its parameters. `figure`, `condition`, `missing` (what would decide) and `evidence` are
-    texts with places for the rule's values, and `cases` holds other texts for the cases that a rule names.
+    RULES, and `given` holds its parameters. `figure`, `condition` and `missing` (why nothing that was measured decides)
+    are texts with places for the rule's values, and `cases` holds other texts for the cases that a rule names.
     """
 
     name: str
@@ -215,7 +206,6 @@ class Claim:
     figure: str = ""
     condition: str = ""
     missing: str = ""
-    evidence: str = ""
     cases: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -238,12 +228,12 @@ class Claim:
                 finding = self.apply(evidence)
         except FileNotFoundError:
             finding = Finding(NO_RECORD, "", evidence.used[-1])
-        return Judgement(self, finding, tuple(evidence.used), tuple(evidence.found))
+        return Judgement(self, finding, tuple(dict.fromkeys(evidence.used)))
 
     def apply(self, evidence: Evidence) -> Finding:
         """Return what the rule finds. A measurement of an H200 says of another GPU's figure only "on an H200"."""
         ruling = RULES[self.rule](evidence, **self.given)
-        texts = {name: getattr(self, name) for name in ("figure", "condition", "missing", "evidence")}
+        texts = {name: getattr(self, name) for name in ("figure", "condition", "missing")}
         texts |= self.cases.get(ruling.case, {})
         verdict, reason = REFUTED, ""
         if ruling.holds is None:
@@ -255,17 +245,16 @@ class Claim:
         if self.about and self.kind == MEASURED:
             verdict = ELSEWHERE.get(verdict, verdict)
         figure, reason = (fill_in(text, self.given | ruling.values) for text in (texts["figure"], reason))
-        return Finding(verdict, figure, reason, texts["evidence"])
+        return Finding(verdict, figure, reason)
 
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """A claim, what its rule found, the records that the rule needs, and others that it also read."""
+    """A claim, what its rule found, and the records that the rule read."""
 
     claim: Claim
     finding: Finding
     records: tuple[str, ...]
-    others: tuple[str, ...] = ()
 
     def mark_verdict(self) -> str:
         """Return the verdict in words, with its name in bold."""
@@ -284,13 +273,15 @@ class Judgement:
     def markdown(self, folder: str) -> str:
         """Return a row of a table; `folder` leads from the table's file to the notebooks."""
         claim, finding = self.claim, self.finding
-        where = self.link(folder)
         said = "; ".join(quote.markdown() for quote in claim.quotes)
-        found = "<br>".join(filter(None, (finding.figure, f"*Holds if {claim.test}.*")))
-        evidence = finding.evidence or f"{claim.kind}: {claim.judged_on}"
-        if records := dict.fromkeys((*self.records, *self.others)):
-            evidence += f"<br>from {', '.join(f'`{record}`' for record in records)}"
-        return f"| {claim.text}<br>{said} | {self.mark_verdict()} | {found} | {evidence} | {where} |"
+        test = f"would hold if {claim.test}" if finding.verdict == UNTESTED else f"holds if {claim.test}"
+        found = "<br>".join(filter(None, (finding.figure, f"*It {test}.*")))
+        evidence = f"{claim.kind}: {claim.judged_on}"
+        if self.records:
+            evidence += f"<br>from {', '.join(f'`{record}`' for record in self.records)}"
+        return (
+            f"| {said}<br>{claim.text} | {self.mark_verdict()} | {found} | {evidence} | {self.link(folder)} |"
+        )
 
 
 class Note:
@@ -339,7 +330,7 @@ def count_verdicts(judgements: Iterable[Judgement]) -> str:
 def make_table(judgements: Iterable[Judgement], folder: str) -> str:
     """Return a Markdown table. `folder` stands before the name of a notebook in links: "notebooks/", or ""."""
     head = [
-        "| claim, and the note's words | verdict | what we found | evidence | shown in |",
+        "| the note's words, and what we take them to say | verdict | what we found | evidence | shown in |",
         "|---|---|---|---|---|",
     ]
     return "\n".join([*head, *(judgement.markdown(folder) for judgement in judgements)])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 
+from ch10.wgmma_gemm.lesson import timeline
 from claims import judge, rules
 from claims.judge import NO_RECORD, ROOT, VERDICTS, Judgement, Note, count_verdicts, make_table
+from tilelab.records import environment, results
 
 assert rules  # the notes name them
 NOTES = [
@@ -16,6 +18,7 @@ NOTES = [
     Note("blockscaled_gemm_optimization_attempts"),
 ]
 README, LEDGER, NOTEBOOK = ROOT / "README.md", ROOT / "CLAIMS.md", ROOT / "notebooks" / "claims.ipynb"
+PICTURE = ROOT / "docs" / "timeline.png"  # the README's
 BEGIN, END = "<!-- claims: written by python -m claims --write -->", "<!-- end of claims -->"
 # The claims that the README shows, by name: for a reader who sees no other.
 TELLING = ("tested_and_working", "speedup", "its_example", "memory", "tma_required", "attention")
@@ -29,6 +32,13 @@ of this repository. This page quotes a few words of each claim, says how the cla
 [The five field notes](docs/field-notes.md) says who wrote the notes and when. The summaries below are ours."""
 POLICY = (ROOT / "claims" / "policy.md").read_text(encoding="utf-8").strip()
 POLICY = POLICY.format_map(vars(judge)).replace("%", " %")
+
+
+def draw_picture() -> None:
+    """Draw the README's picture by the H200's record, and write the hash of its rows into the file."""
+    record = results.load("ch10_gemm_timeline", results.PREFERRED)
+    picture = timeline.draw_next_tile(results.Record(record, live=False))
+    picture.savefig(PICTURE, metadata={"Source": environment.digest(record["rows"])})
 
 
 def judge_all() -> list[Judgement]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import gc
 import os
 import pathlib
 import signal
@@ -58,6 +59,17 @@ def new_plans():
     plans.forget_plans()
 
 
+@pytest.fixture(autouse=True)
+def emulate_at_once(request, monkeypatch):
+    """Emulate the kernels of chapters, and faults planted in them, without asking the GPU's compiler about each.
+
+    Other tests compile the kernels for GPUs, and the runs of notebooks ask about those in cells.
+    """
+    cells = sys.modules.get("tilelab.cells.cuda_magic")
+    if cells and request.path.relative_to(pathlib.Path(__file__).parent).parts[0].startswith("ch"):
+        monkeypatch.setattr(cells.CudaKernel, "check", lambda kernel: None)
+
+
 @pytest.fixture
 def no_gpu(monkeypatch):
     monkeypatch.setattr(device, "current", lambda: device.Device(note="torch is a CPU build"))
@@ -100,6 +112,10 @@ def pytest_collection_modifyitems(items):
             )
     if beside:
         items[:] = spread(items, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+
+
+def pytest_collection_finish():
+    gc.freeze()  # modules and tests stay to the end: looking for garbage among them takes part of a second each time
 
 
 def spread(items, processes):

@@ -9,6 +9,7 @@ import commands
 import pytest
 from cases import cases
 
+from ch14.moe.configs import SETS
 from tilelab.records import results
 from tilelab.runtime import device
 
@@ -95,6 +96,13 @@ BAD = {  # {module: {arguments: what is said}}; the arguments are bad usage
         "--sweep --target sm_90a --journal /dev/zero": "/dev/zero is neither",
         f"--sweep --target sm_90a --journal {'x' * 300}": "(File name too long)",
     },
+    "ch14.moe": {
+        "--tokens 0": "--tokens must be a whole number from 1 to 65,536; it is 0.",
+        "--config fast": "--config must be one of ",
+        "--config best --tokens 1": "--config goes with --target and --dtype and --json only; --tokens was given too.",
+        "--model gpt-oss": "argument --model: invalid choice: 'gpt-oss'",
+        "--model 'gpt-oss 20B' --dtype fp8": "fp8 needs K a multiple of 128",
+    },
     "ch14.mx_formats": {
         "--shape 3": "--shape must be R,C, each from 1 to 1,048,576; it is 3.",
         "--variant cvt --format mxfp4": "--variant must be one of group_a_lane, ",
@@ -178,6 +186,7 @@ def test_a_doorway_runs_the_command(capsys, monkeypatch):
     ("ch10.wgmma_gemm", "--compile --step ring", ["ring"]),
     ("ch14.attention", "--target sm_100a", ["best"]),
     ("ch14.descriptors", "--op add --shape 4096,4096 --variant tile_host --target sm_100a", ["tile_host"]),
+    ("ch14.moe", "--config best --dtype fp8 --target sm_100a", [SETS["fp8", False][0].name]),
     ("ch14.mx_formats", "--format mxfp4 --shape 64,64 --target sm_100a", ["mxfp4"]),
 )
 def test_it_compiles_for_a_target_without_a_gpu(capsys, tmp_path, module, arguments, names):

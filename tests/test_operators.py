@@ -5,6 +5,7 @@ The operators with a Triton kernel run in the interpreter. Those in CUDA C++ are
 
 import ast
 import functools
+import importlib.util
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -343,7 +344,8 @@ def test_a_repeated_call_follows_its_tensors_and_is_not_planned(number):
     for planner in planners:
         planner.make = None
     try:
-        for inputs in [make() for _ in range(2)] * 2:
+        first, second = make(), make()
+        for inputs in (first, second, first):
             assert check.relative_error(function(*inputs), spec(*inputs)) < 1e-2
     finally:
         for planner, make in zip(planners, kept):
@@ -501,6 +503,8 @@ def test_programs_of_a_page_use_names_that_exist(page):
     programs = re.findall(r"```python\n(.*?)```", text, re.S)
     assert programs
     for program in programs:
+        if "transformers" in program and not importlib.util.find_spec("transformers"):
+            continue  # ch14/moe/lesson/model.py registers the same function
         tree, names = ast.parse(program), {}
         imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         exec(compile(ast.Module(imports, []), page, "exec"), names)

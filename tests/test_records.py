@@ -23,7 +23,7 @@ from claims.judge import Evidence
 from tilelab import ROOT
 from tilelab.course.record import import_experiments
 from tilelab.pictures.scales import rank_correlation
-from tilelab.records import results
+from tilelab.records import environment, results
 from tilelab.runtime import device
 from tilelab.sweeps.sweep import sort_by_speed
 
@@ -48,6 +48,9 @@ sweep_cancel sweep_gpus sweep_memory sweep_regret
 faults of host code that no timed call reached: ch14_blockscaled_decode ch14_blockscaled_decode_held_out \
 ch14_compiled_host_time
 the order of NVFP4's second pass; no H100 was at hand: H100/ch14_mx_formats_speed H100/ch14_mx_formats_sweep
+no GPU with torch 2.13 was at hand since: torch-2.13/ch07_bulk_speed torch-2.13/ch10_gemm_layers \
+torch-2.13/ch10_tile_speed torch-2.13/ch14_attention_ladder torch-2.13/ch14_blockscaled_fp8 \
+torch-2.13/ch14_compiled_decoder torch-2.13/ch14_gemm_layers torch-2.13/ch14_mx_formats_speed
 """
 OLDER = {
     name: why
@@ -72,18 +75,18 @@ ERRORS = ("ch14_blockscaled_sums", "ch10_gemm_lines")
 
 @pytest.fixture(scope="module")
 def records():
-    """{folder/name: record} of every record in the repository."""
+    """{folder/name: record} of every record in the repository, also of other versions of torch."""
     folder = ROOT / "results"
     return {
         f"{path.parent.name}/{path.stem}": json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(folder.glob("*/*.json"))
+        for path in sorted(folder.glob("**/*.json"))
         if path.stem != "tests"
     }
 
 
 def assert_each(records, find_problem):
     """Fail with a line for every record of which `find_problem` returns a sentence."""
-    found = {name: problem for name, record in records.items() if (problem := find_problem(record))}
+    found = {name: problem for name, record in records.items() if (problem := find_problem(record, name))}
     assert len(records) > 70 and not found, "\n".join(f"{name}: {problem}" for name, problem in found.items())
 
 
@@ -91,19 +94,27 @@ def test_every_record_is_made_by_todays_code_of_its_experiment(records):
     importlib.import_module("troubles")
     import_experiments()
 
-    def find_problem(record):
+    def find_problem(record, path):
         name = record["experiment"]
         if name not in results.EXPERIMENTS:
             return "no experiment has this name"
         reason = results.stale_reason(record, results.EXPERIMENTS[name].source())
-        older = name in OLDER or "H100" in record["device"]["name"] and f"H100/{name}" in OLDER
+        reason = reason or environment.find_change(record)
+        if (
+            record["recorded"] > "2026-11-28T10"
+            and environment.CODE.find_roots(name)
+            and "environment" not in record
+        ):
+            return "it does not say by which code it was measured"
+        names = {path} if path.startswith("torch") else {name, path.replace("nvidia-h100-80gb-hbm3", "H100")}
+        older = bool(names & OLDER.keys())
         return "" if bool(reason) == older else reason or "recorded anew: delete its line in OLDER"
 
     assert_each(records, find_problem)
 
 
 def test_every_record_states_its_origin(records):
-    def find_problem(record):
+    def find_problem(record, _):
         if missing := set(results.KEYS) - set(record):
             return f"it lacks {missing}"
         known = (
@@ -121,7 +132,7 @@ def test_every_record_states_its_origin(records):
 
 
 def test_the_rows_of_every_record_are_well_formed(records):
-    def find_problem(record):
+    def find_problem(record, _):
         name, rows = record["experiment"], record["rows"]
         allowed = [
             "ok",
@@ -483,7 +494,7 @@ def test_bug_hunt_rows_name_the_stage_that_fails_and_the_instructions_that_load(
 
 
 def test_bug_hunt_bisected_rule_holds_in_every_build(hunts):
-    found = bug_hunt.find(Builds(HUNTS["loop"], "3.5.1", "sm_100a", hunts["loop"]))
+    found = bug_hunt.find(Builds(HUNTS["loop"], "3.5.0", "sm_100a", hunts["loop"]))
     assert all(found.predicts(row) == (row["outcome"] == "fails") for row in hunts["loop"])
     assert found.harmless["BLOCK_K"] == found.harmless["LOADS"] == []
     assert len(found.builds.rows) < len(hunts["loop"]) / 9

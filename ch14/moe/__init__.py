@@ -15,7 +15,7 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.moe import kernels, native, operator
-from ch14.moe.configs import BLOCK, MANY_ROWS, GroupedConfig, best_config, configs, job, parse
+from ch14.moe.configs import BLOCK, FEW_ROWS, GroupedConfig, best_config, configs, gradient_config, job, parse
 from tilelab.runtime import device, operators, triton_launch
 from tilelab.runtime.operands import (
     Launch,
@@ -33,8 +33,17 @@ __all__ = ["spec", "grouped_gemm", "masked_grouped_gemm", "moe", "prepare", "con
 DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
 IS_INTERPRETED = not isinstance(kernels.grouped_kernel, triton.JITFunction)
 MOST_GROUPS = 4096
-GRADIENT_TILE = (128, 128, 32, 4, 5)  # rows, columns, step, warps, stages
 INSTEAD = "use torch.nn.functional.grouped_mm"
+
+
+def ragged_descriptor(matrix: torch.Tensor, box: list[int]) -> TensorDescriptor:
+    """Return a descriptor of (rows, columns) whose coordinates say where the rows of a group end.
+
+    `kernels.ragged_coordinates` explains the dimensions: wrap, shift, row and column.
+    """
+    row = row_stride(matrix)
+    shape = [2**31 - 2**16, 2**31 - 2**16, 2**30, matrix.shape[1]]
+    return TensorDescriptor(matrix, shape, [2**34 - row, row, row, 1], box)
 
 
 def _dequantise(values: torch.Tensor, scales: torch.Tensor | None, rows: int) -> torch.Tensor:
@@ -110,11 +119,11 @@ def _choose(config, rows: float, n: int, dtype: str, kind: str, target: str) -> 
     found = parse(config) if isinstance(config, str) and config != "best" else config
     found = choose_config(found, {}, GroupedConfig, lambda: best)
     if dtype == "bf16":
-        fits = found.block_k <= BLOCK
+        fits = found.block_k <= BLOCK and not found.halves
     elif kind == "swiglu":  # a tile covers one scale of gates and one of values
-        fits = found.block_k >= BLOCK and found.block_n == 2 * BLOCK
-    else:  # a tile covers one scale, and a step of K one or two
-        fits = found.block_k >= BLOCK and found.block_n <= BLOCK
+        fits = found.block_k == BLOCK and found.block_n == 2 * BLOCK
+    else:  # a tile covers one scale, and so does a step of K
+        fits = found.block_k == BLOCK and found.block_n <= BLOCK
     if not fits:
         raise ValueError(
             f"the configuration {found} does not fit {dtype}{' with SwiGLU' * (kind == 'swiglu')}."
@@ -150,7 +159,7 @@ def _plan(a, b, ends, scale_a, scale_b, out_scale, out, config, kind: str) -> Pl
     target, sms = (here.target, here.sms) if here.target and here.has_tma else ("sm_90a", 8)
     rows = out.numel() / n / groups
     fp8, is_hopper = dtype == "fp8", k_major and here.has_wgmma
-    if config == "best" and is_hopper and not (swiglu and not fp8 and rows > MANY_ROWS):
+    if config == "best" and is_hopper and not (swiglu and not fp8 and rows > FEW_ROWS):
         config = native.choose_config(a.numel() // k, groups, n, k, fp8, swiglu, kind == "masked")
         config = "best" if native.rejection(config, groups, n, fp8) else config
     elif isinstance(config, str):
@@ -186,8 +195,7 @@ def bind(
     arguments: dict[str, Any] = {
         "a_desc": TensorDescriptor(a, list(rows_a.shape), [row_stride(rows_a), 1], boxes["a_desc"]),
         "b_desc": TensorDescriptor(b, extents, strides, boxes["b_desc"]),
-        "c_desc": TensorDescriptor(out, list(rows_c.shape), [n, 1], boxes["c_desc"]),
-        "c_ptr": out,
+        "c_desc": ragged_descriptor(rows_c, boxes["c_desc"]),
         "c_scale_ptr": out_scale,
         "ends_ptr": ends,
         "scale_a_ptr": scale_a,
@@ -196,7 +204,6 @@ def bind(
         "N": n,
         "K": k,
         "capacity": a.shape[-2],
-        "stride_c": n,
         "stride_cs": 0 if out_scale is None else out_scale.stride(1),
     }
     of_a, of_b = (scale.stride() if scale is not None else (0, 0, 0) for scale in (scale_a, scale_b))
@@ -204,7 +211,7 @@ def bind(
     arguments |= {"stride_sa_group": skip, "stride_sa_m": of_a[-2], "stride_sa_k": of_a[-1]}
     arguments |= {"stride_sb_group": of_b[0], "stride_sb_k": of_b[1], "stride_sb_n": of_b[2]}
     names = ("a_desc", "b_desc", "ends_ptr", "scale_a_ptr", "scale_b_ptr", "c_scale_ptr", "c_desc")
-    follows = {name: place for place, name in enumerate(names) if arguments[name] is not None} | {"c_ptr": 6}
+    follows = {name: place for place, name in enumerate(names) if arguments[name] is not None}
     constants = config.constants_for(groups, sms, k_major, masked, swiglu)
     constants["PDL"] &= not IS_INTERPRETED
     options: dict[str, Any] = dict(num_warps=config.num_warps, num_stages=config.num_stages)
@@ -241,21 +248,25 @@ def _plan_gradient(a, b, offsets, out) -> Plan:
     require_rows("b", b)
     require_gpu(a, op, instead=INSTEAD, interpreted=IS_INTERPRETED)
     out = torch.empty(groups, m, n, dtype=torch.bfloat16, device=a.device)
-    tile = GRADIENT_TILE if min(m, n) >= 128 else (64, 64, 64, 4, 3)
-    block_m, block_n, block_k, num_warps, num_stages = tile
+    here = device.current()
+    tile = gradient_config(m, n, here.target if here.has_tma else "sm_90a")
     arguments: dict[str, Any] = {
-        "a_desc": TensorDescriptor(a, [rows, m], [row_stride(a), 1], [block_k, block_m]),
-        "b_desc": TensorDescriptor(b, [rows, n], [row_stride(b), 1], [block_k, block_n]),
-        "c_desc": TensorDescriptor(out, [groups, m, n], [m * n, n, 1], [1, block_m, block_n]),
-        **{"a_ptr": a, "b_ptr": b, "ends_ptr": offsets, "rows": rows, "M": m, "N": n},
-        **{"stride_a": row_stride(a), "stride_b": row_stride(b)},
+        "a_desc": ragged_descriptor(a, [1, 1, tile.block_k, tile.block_m]),
+        "b_desc": ragged_descriptor(b, [1, 1, tile.block_k, tile.block_n]),
+        "c_desc": TensorDescriptor(
+            out, [groups, m, n], [m * n, n, 1], [1, tile.block_m, tile.block_n // tile.epilogue_subtile]
+        ),
+        **{"ends_ptr": offsets, "groups": groups, "rows": rows, "M": m, "N": n},
     }
-    tiles = math.ceil(m / block_m) * math.ceil(n / block_n)
-    follows = {"a_desc": 0, "a_ptr": 0, "b_desc": 1, "b_ptr": 1, "ends_ptr": 2, "c_desc": 3}
-    constants: dict[str, Any] = dict(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=8)
-    constants |= dict(num_warps=num_warps, num_stages=num_stages)
+    tiles = groups * math.ceil(m / tile.block_m) * math.ceil(n / tile.block_n)
+    constants = tile.constants_for(groups, here.sms or 8, b_k_major=False, masked=False, swiglu=False)
+    kept = "BLOCK_M BLOCK_N BLOCK_K GROUP_M EPILOGUE_SUBTILE PROGRAMS FUSED".split()
+    constants = {name: constants[name] for name in kept}
+    programs = min(tiles, constants["PROGRAMS"])
+    constants |= dict(num_warps=tile.num_warps, num_stages=tile.num_stages)
+    follows = {"a_desc": 0, "b_desc": 1, "ends_ptr": 2, "c_desc": 3}
     launch = triton_launch.prepare(
-        kernels.weight_gradient_kernel, (tiles, groups), arguments, follows, **constants
+        kernels.weight_gradient_kernel, (programs,), arguments, follows, **constants
     )
     return Plan(launch, (groups, m, n), torch.bfloat16, a.device, None)
 
@@ -316,11 +327,10 @@ def _check_moe(
 def _is_fused(fp8: bool, rows: float, config) -> bool:
     """Return whether SwiGLU runs in the epilogue of the first product, for groups of so many rows on average.
 
-    With float8 on Hopper, a fused tile has no registers for the columns that make the plain one fast. So where the
-    multiplications take the time, the plain product and a kernel for SwiGLU should take less. That is an estimate: the
-    two were not timed together yet.
+    With float8 on Hopper, a fused tile has no registers for the columns that make the plain one fast. On an H200 both
+    ways took equal time for 8 rows per group. For 32, the plain product and a kernel for SwiGLU took 13 to 20 % less.
     """
-    return not (fp8 and rows > 16 and config == "best" and device.current().has_wgmma)
+    return not (fp8 and rows > 8 and config == "best" and device.current().has_wgmma)
 
 
 def _moe(x, gate_up, down, topk_ids, topk_weights, scale_gate_up=None, scale_down=None, config="best"):

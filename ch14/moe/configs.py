@@ -12,26 +12,33 @@ from tilelab.runtime import spoken
 from tilelab.runtime.build import Job
 
 BLOCK = 128  # A scale covers so many columns of K and of B.
-MANY_ROWS = 80  # From more rows per group on, tiles of 128 rows take less time than tiles of 64.
+MANY_ROWS = 80  # From more rows per group on, tiles of 128 rows take less time than tiles of 64; in float8 from BLOCK.
+FEW_ROWS = 32  # Up to so many, swapped.cu takes less time than Triton for SwiGLU in bf16 on Hopper.
 PHRASES = {name: phrase for name, phrase in OF_GEMM.items() if name not in ("swap", "kernel", "splits")}
-PHRASES["fused"] = "fused"
+PHRASES |= {"fused": "fused", "halves": "halves"}
 
 
 @dataclass(frozen=True)
 class GroupedConfig(GemmConfig):
     """Hold the tile of the grouped kernel: block_m rows of a group by block_n columns, in steps of block_k along K.
 
-    With `fused`, the loads of a tile run ahead during the epilogue of the tile before. The other fields are those of
+    With `fused`, the loads of a tile run ahead during the epilogue of the tile before. With `halves`, of float8, the
+    upper and the lower half of a tile are multiplied in turn. The other fields are those of
     `ch14.gemm.configs.GemmConfig`. block_n is a power of two. With SwiGLU, half of the columns are gates.
     """
 
     kernel: str = "persistent"
     fused: bool = False
+    halves: bool = False
 
     def __post_init__(self):
         super().__post_init__()
         if self.kernel != "persistent" or self.swap or self.columns[1]:
             raise ValueError(f"a grouped tile is persistent and 2^n columns wide; it is {self.name}.")
+        if self.halves and self.fused:
+            raise ValueError(
+                f"Triton fuses no loops with a branch, which halves need; the tile is {self.name}."
+            )
 
     @property
     def name(self) -> str:
@@ -43,12 +50,12 @@ class GroupedConfig(GemmConfig):
 
     def boxes(self, b_k_major: bool, swiglu: bool) -> dict[str, list[int]]:
         """Return the boxes of the descriptors by the kernel's names."""
-        k = min(self.block_k, BLOCK)  # A step of 256 columns, of float8, is loaded in two boxes.
+        rows, k = self.block_m // (1 + self.halves), self.block_k
         b = [1, self.block_n, k] if b_k_major else [1, k, self.block_n]
         if swiglu:
             b = [1, 2, self.block_n // 2, k]
         columns = self.block_n // (1 + swiglu) // self.epilogue_subtile
-        return {"a_desc": [self.block_m, k], "b_desc": b, "c_desc": [self.block_m, columns]}
+        return {"a_desc": [rows, k], "b_desc": b, "c_desc": [1, 1, rows, columns]}
 
     def constants_for(
         self, groups: int, sms: int, b_k_major: bool, masked: bool, swiglu: bool
@@ -65,6 +72,7 @@ class GroupedConfig(GemmConfig):
             B_K_MAJOR=b_k_major,
             MASKED=masked,
             SWIGLU=swiglu,
+            HALVES=self.halves,
             FUSED=self.fused,
             PDL=self.pdl,
         )
@@ -72,8 +80,8 @@ class GroupedConfig(GemmConfig):
 
 # In each list the first is for groups of many rows, the second for few, and the last for 99 KB of shared memory.
 _BF16 = [
-    GroupedConfig(128, 256, 64, 8, 4, epilogue_subtile=4, pdl=True),
-    GroupedConfig(64, 256, 64, 4, 4, epilogue_subtile=2, pdl=True),
+    GroupedConfig(128, 128, 64, 4, 3, epilogue_subtile=4, programs_per_sm=2, fused=True),
+    GroupedConfig(64, 256, 64, 4, 4, epilogue_subtile=2, fused=True),
     GroupedConfig(64, 128, 64, 4, 3, epilogue_subtile=2),
 ]
 _BF16_SWIGLU = [
@@ -82,10 +90,15 @@ _BF16_SWIGLU = [
     GroupedConfig(64, 128, 64, 4, 3, epilogue_subtile=2),
 ]
 _FP8 = [
+    GroupedConfig(128, 128, 128, 4, 3, epilogue_subtile=2, programs_per_sm=2, halves=True),
     GroupedConfig(64, 128, 128, 4, 4, epilogue_subtile=2, programs_per_sm=2, pdl=True),
     GroupedConfig(64, 128, 128, 4, 3, epilogue_subtile=2),
 ]
 _FP8_SWIGLU = [GroupedConfig(64, 256, 128, 8, 4, pdl=True), GroupedConfig(64, 256, 128, 8, 2)]
+_GRADIENT = [
+    GroupedConfig(128, 128, 64, 4, 3, epilogue_subtile=4, programs_per_sm=2, fused=True),
+    GroupedConfig(64, 128, 64, 4, 3, epilogue_subtile=2, fused=True),
+]
 SETS = {
     ("bf16", False): _BF16,
     ("bf16", True): _BF16_SWIGLU,
@@ -108,8 +121,15 @@ def rejection(config: GroupedConfig, target: str, dtype: str = "bf16", swiglu: b
 def best_config(rows: float, n: int, dtype: str, swiglu: bool, target: str) -> GroupedConfig | None:
     """Return the configuration for groups of `rows` rows on average and n columns; None if none runs on `target`."""
     able = [config for config in SETS[dtype, swiglu] if not rejection(config, target, dtype, swiglu)]
-    low = [config for config in able if config.block_m == 64 or rows > MANY_ROWS]
+    many = BLOCK if dtype == "fp8" else MANY_ROWS
+    low = [config for config in able if config.block_m == 64 or rows > many]
     return next(iter(low or able), None)
+
+
+def gradient_config(m: int, n: int, target: str) -> GroupedConfig:
+    """Return the tile of a weight gradient of m x n: the first that runs on `target`, the last for few columns."""
+    able = [each for each in _GRADIENT if min(m, n) >= 128 and not rejection(each, target)]
+    return [*able, _GRADIENT[-1]][0]
 
 
 def parse(text: str) -> GroupedConfig:
@@ -118,7 +138,7 @@ def parse(text: str) -> GroupedConfig:
 
 
 _TRITON_TYPES = {"bf16": "bf16", "fp8": "fp8e4nv"}
-_SIZES = "groups N K capacity stride_c stride_cs stride_sa_group stride_sa_m stride_sa_k stride_sb_group stride_sb_k"
+_SIZES = "groups N K capacity stride_cs stride_sa_group stride_sa_m stride_sa_k stride_sb_group stride_sb_k"
 
 
 def job(
@@ -133,10 +153,10 @@ def job(
 ) -> Job:
     """Return the `tilelab.runtime.build.Job` that compiles `config` for `target`; fp8 with SwiGLU also quantises."""
     types = dict.fromkeys(("a_desc", "b_desc"), _TRITON_TYPES[dtype])
-    types["c_desc"] = of_c = _TRITON_TYPES[dtype if swiglu else "bf16"]
+    types["c_desc"] = _TRITON_TYPES[dtype if swiglu else "bf16"]
     boxes = config.boxes(b_k_major, swiglu)
     signature = {name: f"tensordesc<{kind}{boxes[name]}>" for name, kind in types.items()}
-    signature |= {"c_ptr": f"*{of_c}", "ends_ptr": "*i32"}
+    signature["ends_ptr"] = "*i32"
     constants = config.constants_for(groups, sms, b_k_major, masked, swiglu)
     scales = {
         "scale_a_ptr": dtype == "fp8",
@@ -152,7 +172,7 @@ def job(
     if dtype == "fp8":
         signature.pop("stride_sa_m")
         constants["stride_sa_m"] = 1
-    aligned = [name for name in signature if name.endswith("ptr") or name in ("stride_c", "stride_sa_m")]
+    aligned = [name for name in signature if name.endswith("ptr") or name == "stride_sa_m"]
     options = {"launch_pdl": True} if config.pdl else {}
     return Job(
         *(

@@ -1,6 +1,6 @@
 // One product per expert in one launch: C (tokens x N) = A B[expert]^T, where the tokens of an expert are neighbouring
-// rows of A (tokens x K), and B is (experts x N x K). A and B are fp8 e4m3 with scales, as in ch14/fp8_gemm/fp8.cu. All
-// of that kernel's parts serve here too: read it first. Only this is new:
+// rows of A (tokens x K), and B is (experts x N x K). A and B are fp8 e4m3 with scales, as in ch14/fp8_gemm/fp8.cu: that
+// file says why a consumer sums in two levels, and has the ring, the promotion and the epilogue. Only this is new:
 //
 //     - The CTAs stay, and number the tiles of all experts from offsets in global memory (schedule.cuh). The host needs
 //       to know nothing, and the kernel can be captured in a CUDA graph.
@@ -8,46 +8,104 @@
 //     - A group may begin in any row and have any number of rows. Its last tile also holds rows of the next group. They
 //       are multiplied and not stored: TMA stores a tile that is whole, threads store the first rows of another one. A
 //       consumer whose 64 rows all lie past the group's end multiplies nothing.
+//     - A tile has up to 192 columns. It leaves registers for one scratch per consumer, so the tensor core multiplies for
+//       another consumer while one adds its scratch to its sums. Per product, wide tiles load fewer bytes.
+//     - A consumer finds its next tile and loads the tile's first scales of B before it stores the tile that it has.
 //     - With CLUSTER, CTAs side by side in C load A together. They always belong to one group.
 //
-// The macros are those of fp8.cu, with SPLIT, BIAS, ACTIVATION and MX 0. GROUP_M counts within a group.
-#include "../fp8_gemm/fp8.cu"
+// The macros, set with -D (TiledConfig.constants in native.py):
+//   BLOCK_N    columns of a tile, a multiple of 16 up to 160, or 192
+//   CONSUMERS  warp groups that multiply, 1 to 3, with 64 rows of the tile each
+//   STAGES     stages of the ring
+//   GROUP_M    rows of tiles in a band of a group's raster (tile_coordinates)
+//   CLUSTER    CTAs, side by side in C, that load A together
 #include "schedule.cuh"
+#include "wgmma_widths.cuh"
 
-// The tile of C at (row, column). Its rows from `begin` to `end` - 1 belong to the group. Its scale_a begin at
-// (scale_row, layer). A box begins at a multiple of 16 bytes, and a tile therefore at a multiple of four scales.
-struct GroupTile {
-    int row, column, expert, begin, end, scale_row, layer;
-};
+constexpr int BLOCK = 128;  // a scale of B covers BLOCK x BLOCK; a stage holds BLOCK columns of K
+constexpr int ROWS = 64, BLOCK_M = ROWS * CONSUMERS, SUMS = BLOCK_N / 2;  // sums per thread: ROWS x BLOCK_N / 128
+constexpr u32 A_BYTES = BLOCK_M * BLOCK, STAGE_BYTES = A_BYTES + BLOCK_N * BLOCK, SCALE_BYTES = 4 * BLOCK_M;
+// C is staged in parts as wide as BLOCK_N allows, up to 128 bytes, so that no store reaches into the next tile.
+constexpr int PART = BLOCK_N % 64 == 0 ? 64 : BLOCK_N % 32 == 0 ? 32 : 16;
+constexpr u32 LINE_BYTES = 2 * PART, PART_BYTES = ROWS * LINE_BYTES, STAGED_BYTES = BLOCK_M * BLOCK_N * 2;
+constexpr bool HAS_TWO_SCALES = BLOCK % BLOCK_N != 0;  // then a tile reaches into two blocks of columns
+static_assert(BLOCK_N <= BLOCK || BLOCK % (BLOCK_N - BLOCK) == 0, "a tile reaches into two blocks at most");
 
-__device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int tiles_n, int rank, int capacity) {
-    const int first_row = group.align_begin(capacity, 4), tiles_m = (group.end - first_row + BLOCK_M - 1) / BLOCK_M;
-    const Tile tile = place_in_group(id - group.first_tile, tiles_m, tiles_n, GROUP_M);
-    const int row = first_row + tile.m * BLOCK_M;
-    return {row,
-            (tile.n * CLUSTER + rank) * BLOCK_N,
-            group.index,
-            group.begin,
-            group.end,
-            row - group.index * capacity,
-            capacity ? group.index : 0};
-}
+// The ring, the staged C, scales, barriers and the list of groups.
+extern __shared__ __align__(1024) char shared[];
 
 // The producer's thread fills the ring for one tile.
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& scale_a_map,
                                         const Memory& memory, Ring<STAGES>& state, const GroupTile& tile, int steps,
                                         int rank) {
     for (int step = 0; step < steps; ++step, state.advance()) {
+        // On a new barrier a wait for the other phase returns at once: all stages start empty.
         mbarrier_wait(memory.empty + 8 * state.stage, state.phase ^ 1);
         const u32 a = memory.ring + state.stage * STAGE_BYTES, ready = memory.full + 8 * state.stage;
         mbarrier_arrive_expect_tx(ready, STAGE_BYTES + SCALE_BYTES);
         const int part = rank * (BLOCK_M / CLUSTER);  // the rows of A that this CTA loads
-        if constexpr (CLUSTER == 1) tma_load_2d(a, a_map, step * BLOCK_K, tile.row, ready);
-        else
-            tma_load_2d_multicast(a + part * BLOCK_K, a_map, step * BLOCK_K, tile.row + part, ready,
-                                  (1 << CLUSTER) - 1);
-        tma_load_3d(a + A_BYTES, b_map, step * BLOCK_K, tile.column, tile.expert, ready);
+        if constexpr (CLUSTER == 1) tma_load_2d(a, a_map, step * BLOCK, tile.row, ready);
+        else tma_load_2d_multicast(a + part * BLOCK, a_map, step * BLOCK, tile.row + part, ready, (1 << CLUSTER) - 1);
+        tma_load_3d(a + A_BYTES, b_map, step * BLOCK, tile.column, tile.expert, ready);
         tma_load_3d(memory.scales + state.stage * SCALE_BYTES, scale_a_map, tile.scale_row, step, tile.layer, ready);
+    }
+}
+
+// The scales of B for a tile's left columns, and for those in the next block.
+struct Scales {
+    float left, right;
+};
+
+// Return the scales for step `first` + i in lane i. They are shared by shuffles, and loaded long before, because memory
+// takes long. `scale_b` are those of all experts, each expert with a row of `steps` per block of columns.
+__device__ __forceinline__ Scales load_scales(const float* scale_b, const GroupTile& tile, int first, int steps,
+                                              int N) {
+    const int blocks = (N + BLOCK - 1) / BLOCK, block = min(tile.column, N - 1) / BLOCK;
+    const float* source = scale_b + (static_cast<u64>(tile.expert) * blocks + block) * steps +
+                          min(first + static_cast<int>(threadIdx.x % 32), steps - 1);
+    return {__ldg(source), HAS_TWO_SCALES ? __ldg(source + (block + 1 < blocks ? steps : 0)) : 0};
+}
+
+// A consumer multiplies one tile. `scales` are those of its first 32 steps.
+__device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory, Ring<STAGES>& state,
+                                        const float* scale_b, const GroupTile& tile, Scales scales, int steps, int N,
+                                        u32 warp) {
+    const u32 consumer = warp / 4 - 1, own_row = consumer * ROWS + warp % 4 * 16 + threadIdx.x % 32 / 4;
+    const int left_columns = BLOCK - tile.column % BLOCK;
+    Scales next_scales = load_scales(scale_b, tile, 32, steps, N);
+    float sums[SUMS];
+#pragma unroll
+    for (int i = 0; i < SUMS; ++i) acc[i] = 0;
+    // Both consumers often wait for the tensor core together, so what stands between two products takes its time away.
+    // Unrolled, the compiler looks for the next stage, and prepares its products, while it adds the ones before.
+#pragma unroll 8
+    for (int step = 0; step < steps; ++step, state.advance()) {
+        if (step % 32 == 0 && step > 0)
+            scales = next_scales, next_scales = load_scales(scale_b, tile, step + 32, steps, N);
+        mbarrier_wait(memory.full + 8 * state.stage, state.phase);
+        const u32 a = memory.ring + state.stage * STAGE_BYTES;
+        const u64 a_tile = wgmma_descriptor(a + consumer * ROWS * BLOCK), b_tile = wgmma_descriptor(a + A_BYTES);
+        // This thread has sums of two rows, the second one eight below the first. It reads their scales before the
+        // products begin, because these read shared memory all the time.
+        const u32 scale_a = memory.scales + state.stage * SCALE_BYTES + 4 * own_row;
+        const float upper = load_scale(scale_a), lower = load_scale(scale_a + 32);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < BLOCK / 32; ++k) wgmma_any_e4m3<BLOCK_N>(sums, a_tile + 2 * k, b_tile + 2 * k, k > 0);
+        wgmma_commit();
+        const float left = __shfl_sync(~0u, scales.left, step % 32);
+        const float right = HAS_TWO_SCALES ? __shfl_sync(~0u, scales.right, step % 32) : left;
+        wgmma_wait<0>();
+        warpgroup_fence_operand(sums);
+        // One lane speaks for its warp: the lanes have read their scales before their common wgmma_wait.
+        release(memory, state.stage);
+#pragma unroll
+        for (int begin = 0; begin < SUMS; begin += PART / 2) {
+            const float scale = HAS_TWO_SCALES && 2 * begin >= left_columns ? right : left;
+            const float upper_scale = upper * scale, lower_scale = lower * scale;
+#pragma unroll
+            for (int i = begin; i < begin + PART / 2; ++i) acc[i] += sums[i] * (i / 2 % 2 ? lower_scale : upper_scale);
+        }
     }
 }
 
@@ -56,91 +114,65 @@ __device__ __forceinline__ void pass_over(const Memory& memory, Ring<STAGES>& st
     for (int step = 0; step < steps; ++step, state.advance()) {
         mbarrier_wait(memory.full + 8 * state.stage, state.phase);
         __syncwarp();
-        release(memory, state.stage, threadIdx.x % 32);
+        release(memory, state.stage);
     }
 }
 
-// Store a staged subtile of ROW_COUNT rows at (row, column): those that belong to the group. `thread` is one of
-// `threads`.
-template <int ROW_COUNT>
-__device__ __forceinline__ void store_subtile(const TensorMap& c_map, unsigned short* c, u32 staged,
-                                              const GroupTile& tile, int row, int column, int N, int thread,
-                                              int threads) {
-    if (row < tile.begin || row + ROW_COUNT > tile.end) {
-        constexpr int UNITS = LINE_BYTES / 16;  // of eight columns
-        const char* source = shared + (staged - shared_address(shared));
-#pragma unroll 1
-        for (int i = thread; i < ROW_COUNT * UNITS; i += threads) {
-            const int line = i / UNITS, own_row = row + line, own_column = column + i % UNITS * 8;
-            if (own_row >= tile.begin && own_row < tile.end && own_column < N)
-                *reinterpret_cast<uint4*>(c + static_cast<u64>(own_row) * N + own_column) =
-                    *reinterpret_cast<const uint4*>(source + swizzle_offset(i * 16, LINE_BYTES));
-        }
-    } else if (thread == 0) tma_store_2d(c_map, staged, column, row);
-}
-
-// The consumers stage all columns of their rows at once, and for wide tiles need more memory than those of fp8.cu.
-constexpr u32 PART_BYTES = ROWS * LINE_BYTES, ROWS_OF_C_BYTES = PART_BYTES * (BLOCK_N / SUBTILE_COLUMNS);
-constexpr u32 EXTRA_BYTES =
-    EPILOGUE_WARPS || CONSUMERS * ROWS_OF_C_BYTES <= STAGED_BYTES ? 0 : CONSUMERS * ROWS_OF_C_BYTES - STAGED_BYTES;
-
-// Store one consumer's 64 rows of C from `row` on. Returns before TMA has read shared memory.
+// Store one consumer's 64 rows of C from `row` on: those that belong to the group. Returns before TMA has read shared
+// memory. `barrier` is a named barrier for the consumer's threads. One stmatrix_x4 stores 16 x 16 elements. Lane l passes
+// the address of row l % 16, in the left half if l < 16, else in the right one:
+//
+//                  columns 0-7     columns 8-15
+//     rows 0-7       matrix 0        matrix 2
+//     rows 8-15      matrix 1        matrix 3
 __device__ __forceinline__ void store_rows(const float (&acc)[SUMS], const TensorMap& c_map, unsigned short* c,
                                            u32 staged, const GroupTile& tile, int row, int N, u32 barrier) {
-    constexpr int PARTS = BLOCK_N / SUBTILE_COLUMNS;
-    const u32 thread = threadIdx.x % 128;
+    const int thread = threadIdx.x % 128, own_row = thread / 32 * 16 + thread % 16, half = thread % 32 / 16;
     if (thread == 0) bulk_wait_read<0>();  // TMA has read the previous tile
     named_barrier_sync(barrier, 128);
 #pragma unroll
-    for (int j = 0; j < BLOCK_N; j += 16)
-        stage_bf16(acc + j / 2, staged + j / SUBTILE_COLUMNS * PART_BYTES, thread / 32 * 16, j % SUBTILE_COLUMNS);
+    for (int j = 0; j < BLOCK_N; j += 16) {
+        const float* v = acc + j / 2;
+        const u32 offset = own_row * LINE_BYTES + (j % PART / 8 + half) * 16;
+        stmatrix_x4(staged + j / PART * PART_BYTES + swizzle_offset(offset, LINE_BYTES), pack_bf16x2(v[0], v[1]),
+                    pack_bf16x2(v[2], v[3]), pack_bf16x2(v[4], v[5]), pack_bf16x2(v[6], v[7]));
+    }
     fence_proxy_async();
     named_barrier_sync(barrier, 128);
+    if (row >= tile.begin && row + ROWS <= tile.end) {
+        if (thread == 0)
+            for (int j = 0; j < BLOCK_N; j += PART)
+                tma_store_2d(c_map, staged + j / PART * PART_BYTES, tile.column + j, row);
+        if (thread == 0) bulk_commit();
+        return;
+    }
+    constexpr int UNITS = BLOCK_N / 8;  // of eight columns
+    const char* source = shared + (staged - shared_address(shared));
 #pragma unroll 1
-    for (int part = 0; part < PARTS; ++part)
-        store_subtile<ROWS>(c_map, c, staged + part * PART_BYTES, tile, row, tile.column + part * SUBTILE_COLUMNS, N,
-                            thread, 128);
-    if (thread == 0) bulk_commit();
-}
-
-// An epilogue warp stores the 16 rows of C from `row` on, whose sums lie in `slot`. Returns before TMA has read shared
-// memory.
-__device__ __forceinline__ void store_slot(const float4* slot, const TensorMap& c_map, unsigned short* c, u32 staged,
-                                           u32& stored, const GroupTile& tile, int row, int N) {
-    const u32 lane = threadIdx.x % 32;
-    for (int part = 0; part < BLOCK_N / SUBTILE_COLUMNS; ++part) {
-        const u32 buffer = staged + stored++ % BUFFERS * ROWS_BYTES;
-        if (lane == 0) bulk_wait_read<BUFFERS - 1>();  // TMA has read the buffer's previous rows
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < SUBTILE_COLUMNS; j += 16) {
-            const int group = (part * SUBTILE_COLUMNS + j) / 8;  // of eight columns
-            const float4 left = slot[group * 32 + lane], right = slot[(group + 1) * 32 + lane];
-            const float d[8] = {left.x, left.y, left.z, left.w, right.x, right.y, right.z, right.w};
-            stage_bf16(d, buffer, 0, j);
-        }
-        fence_proxy_async();
-        __syncwarp();
-        store_subtile<16>(c_map, c, buffer, tile, row, tile.column + part * SUBTILE_COLUMNS, N, lane, 32);
-        if (lane == 0) bulk_commit();  // an empty group counts too, so that bulk_wait_read finds the right buffer
+    for (int i = thread; i < ROWS * UNITS; i += 128) {
+        const int line = i / UNITS, j = i % UNITS * 8, own = row + line;
+        if (own >= tile.begin && own < tile.end && tile.column + j < N)
+            *reinterpret_cast<uint4*>(c + static_cast<u64>(own) * N + tile.column + j) =
+                *reinterpret_cast<const uint4*>(source + j / PART * PART_BYTES +
+                                                swizzle_offset(line * LINE_BYTES + j % PART * 2, LINE_BYTES));
     }
 }
 
 // `ends` has one number per expert, and `capacity` says what it means (list_groups). The list of groups is in shared
 // memory behind the barriers.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
     grouped_fp8(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
                 const __grid_constant__ TensorMap scale_a_map, const __grid_constant__ TensorMap c_map,
                 unsigned short* c, const float* scale_b, const int* ends, int experts, int capacity, int rows, int N,
                 int K) {
-    Memory memory = divide_memory();
-    memory.scales += EXTRA_BYTES, memory.full += EXTRA_BYTES, memory.empty += EXTRA_BYTES;
-    Group* groups = reinterpret_cast<Group*>(shared + (memory.full + BARRIER_BYTES - memory.ring));
+    const Memory memory = divide_memory(shared_address(shared), STAGES * STAGE_BYTES, STAGED_BYTES, SCALE_BYTES);
+    Group* groups = reinterpret_cast<Group*>(shared + (memory.empty + 8 * STAGES - memory.ring));
+    // The shuffle shows the compiler that all lanes have the same value, so it keeps addresses in uniform registers.
     const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
-    const int rank = CLUSTER > 1 ? cluster_rank() : 0, steps = K / BLOCK_K;
+    const int rank = CLUSTER > 1 ? cluster_rank() : 0, steps = K / BLOCK;
     const int tiles_n = (N + BLOCK_N * CLUSTER - 1) / (BLOCK_N * CLUSTER);
     if (threadIdx.x == 0) {
-        make_barriers(memory);
+        make_barriers(memory, 4 * CONSUMERS * CLUSTER);  // one arrival per warp that reads A
         prefetch_tensormap(a_map), prefetch_tensormap(b_map);
         prefetch_tensormap(scale_a_map), prefetch_tensormap(c_map);
     }
@@ -151,45 +183,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // all barriers of the cluster are initialised
     griddepcontrol_launch_dependents();
 
-    const int begin = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+    const int stride = gridDim.x / CLUSTER;
+    int id = blockIdx.x / CLUSTER;
     Walk walk = {groups};
+    // A box of scale_a begins at a multiple of 16 bytes, and a tile therefore at a multiple of four rows.
+    auto place = [&] { return place_tile<BLOCK_M, BLOCK_N, 4>(*walk.group, id, tiles_n, rank, capacity); };
     Ring<STAGES> state;
-    u32 stored = 0, slot_phase = 0;
     if (warpgroup == 0) {
-        warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();
-        if (threadIdx.x == 0) {
-            for (int id = begin; walk.find(id); id += stride)
-                produce(a_map, b_map, scale_a_map, memory, state, place_tile(*walk.group, id, tiles_n, rank, capacity),
-                        steps, rank);
-        } else if (warp >= 1 && warp <= EPILOGUE_WARPS) {
-            const u32 staged = memory.staged + (warp - 1) * BUFFERS * ROWS_BYTES;
-            for (int id = begin; walk.find(id); id += stride, slot_phase ^= 1) {
-                const GroupTile tile = place_tile(*walk.group, id, tiles_n, rank, capacity);
-                for (u32 slot = warp - 1; slot < SLOTS; slot += EPILOGUE_WARPS) {
-                    const int row = tile.row + slot * 16;
-                    mbarrier_wait(memory.slot_full + 8 * slot, slot_phase);
-                    if (row < tile.end)
-                        store_slot(memory.slots + slot * SLOT_VECTORS, c_map, c, staged, stored, tile, row, N);
-                    mbarrier_arrive(memory.slot_empty + 8 * slot);  // every lane says that it has read its part
-                }
-            }
-            if (threadIdx.x % 32 == 0) bulk_wait_read<0>();
-        }
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0)
+            for (; walk.find(id); id += stride) produce(a_map, b_map, scale_a_map, memory, state, place(), steps, rank);
     } else {
-        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        const u32 consumer = warpgroup - 1, staged = memory.staged + consumer * ROWS_OF_C_BYTES;
-        const u64 scales_per_expert = static_cast<u64>((N + BLOCK - 1) / BLOCK) * steps;
-        float acc[SUMS] = {};
-        for (int id = begin; walk.find(id); id += stride, slot_phase ^= 1) {
-            const GroupTile tile = place_tile(*walk.group, id, tiles_n, rank, capacity);
+        warpgroup_reg_alloc<consumer_registers(CONSUMERS, 1)>();
+        const u32 consumer = warpgroup - 1, staged = memory.staged + consumer * ROWS * BLOCK_N * 2;
+        float acc[SUMS];
+        GroupTile next = {};
+        Scales scales = {};
+        auto find_next = [&] {
+            if (!walk.find(id)) return false;
+            next = place();
+            scales = load_scales(scale_b, next, 0, steps, N);
+            return true;
+        };
+        for (bool found = find_next(); found;) {
+            const GroupTile tile = next;
             const int row = tile.row + consumer * ROWS;
-            if (row < tile.end)
-                consume(acc, memory, state, scale_b + tile.expert * scales_per_expert,
-                        {tile.row, min(tile.column, N - 1), 0, steps}, steps, N, warp);  // for the scales
+            if (row < tile.end) consume(acc, memory, state, scale_b, tile, scales, steps, N, warp);
             else pass_over(memory, state, steps);
-            // A consumer without rows hands old sums over, which are not stored.
-            if constexpr (EPILOGUE_WARPS) hand_over(acc, memory, 4 * consumer + warp % 4, slot_phase);
-            else if (row < tile.end) store_rows(acc, c_map, c, staged, tile, row, N, warpgroup);
+            id += stride;
+            found = find_next();
+            if (row < tile.end) store_rows(acc, c_map, c, staged, tile, row, N, warpgroup);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
     }

@@ -6,7 +6,7 @@ Rows are sorted by group, and `ends` holds the row after the last of each group,
     +----------+        +-----+                +---+---+---+
     | group 0  |   x    | B_0 |           =    | 0 | 1 | 2 |    a tile, BLOCK_M rows high
     |          |        +-----+                +---+---+---+
-    +----------+                               | 3 | 4 | 5 |    its last rows belong to group 1: masked store
+    +----------+                               | 3 | 4 | 5 |    its last rows belong to group 1: not stored
     | group 1  |   x    | B_1 |                +---+---+---+
     +----------+        +-----+                | 6 | 7 | 8 |
 
@@ -15,13 +15,14 @@ of the counts. A tile_id belongs to the first group whose sum is above it. So th
 groups nor the number of tiles, and never waits for them.
 
 A tile that reaches beyond its group may load the next group's rows, but must not store theirs. A descriptor clips at
-the end of a tensor only, and one that the program makes for each group costs a copy to global memory and a fence. So
-whole tiles are stored by TMA, and only the last tile of a group by masked stores from registers.
+the end of a tensor only, and one that the program makes for each group costs a copy to global memory and a fence. So C
+gets a ragged descriptor, whose coordinates say where the group ends (`ragged_coordinates`).
 
 With fp8 a step covers the 128 columns of one scale, and its product is added to a sum in float32, times both scales.
+Triton waits for each product before it adds it. So two programs share an SM, and one multiplies while the other adds.
 With SWIGLU half of a tile's columns are gates and half are the values beside them, which lie far apart in B: a box of
 the descriptor has both (a dimension of extent 2), so one product fills one accumulator.
-Sources: DeepSeek-V3 (arXiv 2412.19437), section 3.3; MegaBlocks (arXiv 2211.15841).
+Sources: DeepSeek-V3 (arXiv 2412.19437), section 3.3; MegaBlocks (arXiv 2211.15841); triton.tools.ragged_tma.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ch14.gemm.kernels import split_columns, store_part, tile_coordinates
+from ch14.gemm.kernels import split_columns, tile_coordinates
 
 LARGEST = tl.constexpr(448.0)  # the largest number of e4m3
+RAGGED = tl.constexpr(1 << 30)  # the extent of the rows in a ragged descriptor
 
 
 @triton.jit
@@ -89,32 +91,23 @@ def load_matrix(b_desc, group, k, n, SWIGLU: tl.constexpr, B_K_MAJOR: tl.constex
 
 
 @triton.jit
-def store_masked(c_desc, c_ptr, stride_c, part, m, n, rows, N):
-    row = tl.arange(0, part.shape[0])
-    column = n + tl.arange(0, part.shape[1])
-    places = c_ptr + (m + row).to(tl.int64)[:, None] * stride_c + column[None, :]
-    tl.store(places, part.to(c_desc.dtype), (row < rows)[:, None] & (column < N)[None, :])
+def ragged_coordinates(begin, rows, n):
+    # Return the coordinates of row `begin` in a ragged descriptor, where `rows` rows may be read or written. They are
+    # (wrap, shift, row, column). The row is RAGGED less `rows`, so TMA clips where the rows end. Wrap and shift restore
+    # the address: RAGGED steps of wrap add 2^64 bytes, which is nothing, and take RAGGED rows away.
+    rows = tl.maximum(rows, 0)
+    return [RAGGED, begin + rows, RAGGED - rows, n]
 
 
 @triton.jit
-def store_rows(
-    c_desc, c_ptr, stride_c, tile, m, n, rows, N, EPILOGUE_SUBTILE: tl.constexpr, FUSED: tl.constexpr
-):
-    is_whole = rows >= tile.shape[0]
+def store_rows(c_desc, tile, m, n, rows, EPILOGUE_SUBTILE: tl.constexpr):
     if EPILOGUE_SUBTILE > 1:
         left, right = split_columns(tile)
-        width: tl.constexpr = tile.shape[1] // 2
-        store_rows(c_desc, c_ptr, stride_c, left, m, n, rows, N, EPILOGUE_SUBTILE // 2, FUSED)
-        store_rows(c_desc, c_ptr, stride_c, right, m, n + width, rows, N, EPILOGUE_SUBTILE // 2, FUSED)
-    elif FUSED:
-        # Triton's pass that fuses the loops fails on a branch here. So both stores run, and one of them stores nothing:
-        # a box beyond the end of C, or a mask without rows.
-        store_part(c_desc, tile, tl.where(is_whole, m, 1 << 30), n, False)
-        store_masked(c_desc, c_ptr, stride_c, tile, m, n, tl.where(is_whole, 0, rows), N)
-    elif is_whole:
-        store_part(c_desc, tile, m, n, False)
+        store_rows(c_desc, left, m, n, rows, EPILOGUE_SUBTILE // 2)
+        store_rows(c_desc, right, m, n + tile.shape[1] // 2, rows, EPILOGUE_SUBTILE // 2)
     else:
-        store_masked(c_desc, c_ptr, stride_c, tile, m, n, rows, N)
+        part = tl.reshape(tile.to(c_desc.dtype), (1, 1, tile.shape[0], tile.shape[1]))
+        c_desc.store(ragged_coordinates(m, rows, n), part)
 
 
 @triton.jit
@@ -126,16 +119,33 @@ def quantise_rows(tile):
 
 @triton.jit
 def load_scales(
-    sa_ptr, sb_ptr, step, steps, is_row, stride_sa_k, stride_sb_k, stride_up, SWIGLU: tl.constexpr
+    sa_ptr,
+    sb_ptr,
+    row,
+    rows,
+    step,
+    steps,
+    stride_sa_m,
+    stride_sa_k,
+    stride_sb_k,
+    stride_up,
+    SWIGLU: tl.constexpr,
+    HALVES: tl.constexpr,
 ):
-    # The scales of a step: of each row, of the columns, and with SWIGLU of the columns that are values.
-    is_step = step < steps
-    of_rows = tl.load(sa_ptr + step * stride_sa_k, is_row & is_step, 0.0)
-    of_columns = tl.load(sb_ptr + step * stride_sb_k, is_step, 0.0)
+    # Return the scales that a step needs: those of the rows, of the lower half's rows, of the columns, and with SwiGLU
+    # of the columns that are values. Steps and rows that do not exist get the scales of the last.
+    step = tl.minimum(step, steps - 1)
+    sa_ptr += step.to(tl.int64) * stride_sa_k
+    sb_ptr += step * stride_sb_k
+    of_top = tl.load(sa_ptr + tl.minimum(row, rows - 1) * stride_sa_m)
+    of_low = of_top
+    if HALVES:
+        of_low = tl.load(sa_ptr + tl.minimum(row + row.shape[0], rows - 1) * stride_sa_m)
+    of_columns = tl.load(sb_ptr)
     of_values = of_columns
     if SWIGLU:
-        of_values = tl.load(sb_ptr + step * stride_sb_k + stride_up, is_step, 0.0)
-    return of_rows, of_columns, of_values
+        of_values = tl.load(sb_ptr + stride_up)
+    return of_top, of_low, of_columns, of_values
 
 
 @triton.jit
@@ -146,6 +156,52 @@ def promote(acc, product, of_rows, of_columns, of_values, SWIGLU: tl.constexpr):
     else:
         acc += product * (of_rows * of_columns)[:, None]
     return acc
+
+
+@triton.jit
+def multiply_scaled(
+    a_desc,
+    b_desc,
+    sa_ptr,
+    sb_ptr,
+    group,
+    m,
+    rows,
+    n,
+    N,
+    K,
+    capacity,
+    stride_sa_m,
+    stride_sa_k,
+    stride_sb_k,
+    stride_sb_n,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    HALVES: tl.constexpr,
+):
+    # Return the sums of the ROWS rows from m on, and with HALVES the sums of the ROWS rows below.
+    steps = tl.cdiv(K, 128)
+    row = tl.arange(0, ROWS)
+    top = tl.zeros((ROWS, BLOCK_N), tl.float32)
+    low = tl.zeros((ROWS, BLOCK_N), tl.float32)
+    strides = (stride_sa_m, stride_sa_k, stride_sb_k, N // 128 * stride_sb_n)
+    # Scales take longer to come than a product takes, so they are loaded a step before.
+    now = load_scales(sa_ptr, sb_ptr, row, rows, 0, steps, *strides, SWIGLU, HALVES)
+    for step in range(0, steps):
+        next = load_scales(sa_ptr, sb_ptr, row, rows, step + 1, steps, *strides, SWIGLU, HALVES)
+        of_top, of_low, of_columns, of_values = now
+        b = load_matrix(b_desc, group, step * 128, n, SWIGLU, True)
+        product = tl.dot(a_desc.load([m, step * 128]), b)
+        top = promote(top, product, of_top, of_columns, of_values, SWIGLU)
+        if HALVES:
+            # A product that starts from what depends on `top` takes the registers of the one before. From plain zeros,
+            # ptxas gives it others, which the sums lack. No capacity is negative.
+            zeros = tl.where(capacity < 0, top, 0.0)
+            product = tl.dot(a_desc.load([m + ROWS, step * 128]), b, zeros)
+            low = promote(low, product, of_low, of_columns, of_values, SWIGLU)
+        now = next
+    return top, low
 
 
 @triton.jit
@@ -160,6 +216,7 @@ def multiply_tile(
     n,
     N,
     K,
+    capacity,
     stride_sa_group,
     stride_sa_m,
     stride_sa_k,
@@ -171,42 +228,51 @@ def multiply_tile(
     BLOCK_K: tl.constexpr,
     B_K_MAJOR: tl.constexpr,
     SWIGLU: tl.constexpr,
+    HALVES: tl.constexpr,
 ):
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    # Return the sums of the tile, or with HALVES the sums of its upper and of its lower half.
     if scale_a_ptr is None:
+        top = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        low = top
         for k in range(0, K, BLOCK_K):
-            acc = tl.dot(a_desc.load([m, k]), load_matrix(b_desc, group, k, n, SWIGLU, B_K_MAJOR), acc)
+            top = tl.dot(a_desc.load([m, k]), load_matrix(b_desc, group, k, n, SWIGLU, B_K_MAJOR), top)
     else:
-        row = tl.arange(0, BLOCK_M)
-        sa_ptr = scale_a_ptr + group * stride_sa_group + (m + row).to(tl.int64) * stride_sa_m
+        ROWS: tl.constexpr = BLOCK_M // 2 if HALVES else BLOCK_M
+        sa_ptr = scale_a_ptr + group * stride_sa_group + m.to(tl.int64) * stride_sa_m
         sb_ptr = scale_b_ptr + group.to(tl.int64) * stride_sb_group + n // 128 * stride_sb_n
-        steps = tl.cdiv(K, 128)
-        strides = (stride_sa_k, stride_sb_k, N // 128 * stride_sb_n)
-        if BLOCK_K == 128:
-            for step in range(0, steps):
-                rows_0, columns_0, values_0 = load_scales(
-                    sa_ptr, sb_ptr, step, steps, row < rows, *strides, SWIGLU
-                )
-                a = a_desc.load([m, step * 128])
-                product = tl.dot(a, load_matrix(b_desc, group, step * 128, n, SWIGLU, B_K_MAJOR))
-                acc = promote(acc, product, rows_0, columns_0, values_0, SWIGLU)
+        rest = (sa_ptr, sb_ptr, group, m, rows, n, N, K, capacity)
+        strides = (stride_sa_m, stride_sa_k, stride_sb_k, stride_sb_n)
+        if HALVES:
+            if rows > ROWS:
+                top, low = multiply_scaled(a_desc, b_desc, *rest, *strides, ROWS, BLOCK_N, SWIGLU, True)
+            else:  # the last tile of a group
+                top, low = multiply_scaled(a_desc, b_desc, *rest, *strides, ROWS, BLOCK_N, SWIGLU, False)
         else:
-            # Scales take longer to come than one product takes. So a pass multiplies twice, and loads the scales of the
-            # next pass before. After the last step, operands and scales are zero.
-            rows_0, columns_0, values_0 = load_scales(sa_ptr, sb_ptr, 0, steps, row < rows, *strides, SWIGLU)
-            rows_1, columns_1, values_1 = load_scales(sa_ptr, sb_ptr, 1, steps, row < rows, *strides, SWIGLU)
-            for step in range(0, steps, 2):
-                next_0 = load_scales(sa_ptr, sb_ptr, step + 2, steps, row < rows, *strides, SWIGLU)
-                next_1 = load_scales(sa_ptr, sb_ptr, step + 3, steps, row < rows, *strides, SWIGLU)
-                a = a_desc.load([m, step * 128])
-                product = tl.dot(a, load_matrix(b_desc, group, step * 128, n, SWIGLU, B_K_MAJOR))
-                acc = promote(acc, product, rows_0, columns_0, values_0, SWIGLU)
-                a = a_desc.load([m, step * 128 + 128])
-                product = tl.dot(a, load_matrix(b_desc, group, step * 128 + 128, n, SWIGLU, B_K_MAJOR))
-                acc = promote(acc, product, rows_1, columns_1, values_1, SWIGLU)
-                rows_0, columns_0, values_0 = next_0
-                rows_1, columns_1, values_1 = next_1
-    return acc
+            top, low = multiply_scaled(a_desc, b_desc, *rest, *strides, ROWS, BLOCK_N, SWIGLU, False)
+    return top, low
+
+
+@triton.jit
+def finish_rows(
+    acc,
+    c_desc,
+    c_scale_ptr,
+    m,
+    tile_n,
+    rows,
+    stride_cs,
+    WIDTH: tl.constexpr,
+    EPILOGUE_SUBTILE: tl.constexpr,
+    SWIGLU: tl.constexpr,
+):
+    if SWIGLU:
+        gate, up = split_columns(acc)
+        acc = gate / (1 + tl.exp(-gate)) * up
+    if c_scale_ptr is not None:
+        acc, scale = quantise_rows(acc)
+        row = tl.arange(0, acc.shape[0])
+        tl.store(c_scale_ptr + tile_n.to(tl.int64) * stride_cs + m + row, scale, row < rows)
+    store_rows(c_desc, acc, m, tile_n * WIDTH, rows, EPILOGUE_SUBTILE)
 
 
 _ONE_BUILD_FOR_ALL = ["groups", "N", "K", "capacity", "stride_cs", "stride_sa_group", "stride_sa_k"]
@@ -218,7 +284,6 @@ def grouped_kernel(
     a_desc,
     b_desc,
     c_desc,
-    c_ptr,
     c_scale_ptr,
     ends_ptr,
     scale_a_ptr,
@@ -227,7 +292,6 @@ def grouped_kernel(
     N,  # columns of C
     K,
     capacity,  # rows of A, in the masked layout per group
-    stride_c,
     stride_cs,
     stride_sa_group,
     stride_sa_m,
@@ -245,6 +309,7 @@ def grouped_kernel(
     B_K_MAJOR: tl.constexpr,
     MASKED: tl.constexpr,
     SWIGLU: tl.constexpr,
+    HALVES: tl.constexpr,
     FUSED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -263,68 +328,84 @@ def grouped_kernel(
         group, m, rows, tile_n = find_tile(
             tile_id, tiles, tile_ends, ends_ptr, tiles_n, capacity, BLOCK_M, GROUP_M, MASKED
         )
-        acc = multiply_tile(
+        top, low = multiply_tile(
             *(a_desc, b_desc, scale_a_ptr, scale_b_ptr, group, m, rows, tile_n * WIDTH, N, K),
-            *(stride_sa_group, stride_sa_m, stride_sa_k, stride_sb_group, stride_sb_k, stride_sb_n),
-            *(BLOCK_M, BLOCK_N, BLOCK_K, B_K_MAJOR, SWIGLU),
+            *(capacity, stride_sa_group, stride_sa_m, stride_sa_k, stride_sb_group, stride_sb_k, stride_sb_n),
+            *(BLOCK_M, BLOCK_N, BLOCK_K, B_K_MAJOR, SWIGLU, HALVES),
         )
         if FUSED:
             tile_id_c += PROGRAMS
             group, m, rows, tile_n = find_tile(
                 tile_id_c, tiles, tile_ends, ends_ptr, tiles_n, capacity, BLOCK_M, GROUP_M, MASKED
             )
-        if SWIGLU:
-            gate, up = split_columns(acc)
-            acc = gate / (1 + tl.exp(-gate)) * up
-        if c_scale_ptr is not None:
-            acc, scale = quantise_rows(acc)
-            row = tl.arange(0, BLOCK_M)
-            tl.store(c_scale_ptr + tile_n.to(tl.int64) * stride_cs + m + row, scale, row < rows)
-        store_rows(c_desc, c_ptr, stride_c, acc, m, tile_n * WIDTH, rows, N, EPILOGUE_SUBTILE, FUSED)
+        finish_rows(top, c_desc, c_scale_ptr, m, tile_n, rows, stride_cs, WIDTH, EPILOGUE_SUBTILE, SWIGLU)
+        if HALVES:
+            m += BLOCK_M // 2
+            rows -= BLOCK_M // 2
+            if rows > 0:
+                finish_rows(
+                    low, c_desc, c_scale_ptr, m, tile_n, rows, stride_cs, WIDTH, EPILOGUE_SUBTILE, SWIGLU
+                )
 
 
 @triton.jit
-def load_rows(ptr, stride, row, end, column, columns):
-    keep = (row < end)[:, None] & (column < columns)[None, :]
-    return tl.load(ptr + row.to(tl.int64)[:, None] * stride + column[None, :], keep, 0.0)
+def gradient_tile(
+    tile_id, ends_ptr, rows, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr
+):
+    # Return the group of a tile, the group's first row and how many it has, and the tile's row and column.
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    group = tile_id // (tiles_m * tiles_n)
+    tile_m, tile_n = tile_coordinates(tile_id % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+    begin = tl.maximum(tl.load(ends_ptr + group - 1, group > 0, 0), 0)
+    count = tl.maximum(tl.minimum(tl.load(ends_ptr + group), rows) - begin, 0)
+    return group, begin, count, tile_m * BLOCK_M, tile_n * BLOCK_N
 
 
-@triton.jit(do_not_specialize=["rows", "M", "N"])
+@triton.jit
+def store_gradient(c_desc, tile, group, m, n, EPILOGUE_SUBTILE: tl.constexpr):
+    if EPILOGUE_SUBTILE > 1:
+        left, right = split_columns(tile)
+        store_gradient(c_desc, left, group, m, n, EPILOGUE_SUBTILE // 2)
+        store_gradient(c_desc, right, group, m, n + tile.shape[1] // 2, EPILOGUE_SUBTILE // 2)
+    else:
+        c_desc.store([group, m, n], tl.reshape(tile.to(c_desc.dtype), (1, tile.shape[0], tile.shape[1])))
+
+
+@triton.jit(do_not_specialize=["groups", "rows", "M", "N"])
 def weight_gradient_kernel(
     a_desc,
     b_desc,
     c_desc,
-    a_ptr,
-    b_ptr,
     ends_ptr,
+    groups,
     rows,
     M,
     N,
-    stride_a,
-    stride_b,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
+    EPILOGUE_SUBTILE: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    FUSED: tl.constexpr,
 ):
-    # C[group] (M, N) = A^T B over the rows of the group, of A (rows, M) and B (rows, N). The groups come first in the
-    # grid, because they differ in length: whichever SM is free takes the next tile.
-    group = tl.program_id(1)
-    begin = tl.maximum(tl.load(ends_ptr + group - 1, group > 0, 0), 0)
-    end = tl.minimum(tl.load(ends_ptr + group), rows)
-    tile_m, tile_n = tile_coordinates(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
-    m = tile_m * BLOCK_M
-    n = tile_n * BLOCK_N
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    whole = begin + tl.maximum(end - begin, 0) // BLOCK_K * BLOCK_K
-    for k in range(begin, whole, BLOCK_K):
-        acc = tl.dot(a_desc.load([k, m]).T, b_desc.load([k, n]), acc)
-    if whole < end:  # the last rows: zeros stand in for rows of the next group
-        row = whole + tl.arange(0, BLOCK_K)
-        a = load_rows(a_ptr, stride_a, row, end, m + tl.arange(0, BLOCK_M), M)
-        b = load_rows(b_ptr, stride_b, row, end, n + tl.arange(0, BLOCK_N), N)
-        acc = tl.dot(a.T, b, acc)
-    c_desc.store([group, m, n], tl.reshape(acc.to(c_desc.dtype), (1, BLOCK_M, BLOCK_N)))
+    # C[group] (M, N) = A^T B over the rows of the group, of A (rows, M) and B (rows, N). Both have ragged descriptors,
+    # so that zeros stand in for the rows of the next group. The loops are fused as in `grouped_kernel`.
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N) * groups
+    tile_id_c = tl.program_id(0) - PROGRAMS
+    for tile_id in tl.range(tl.program_id(0), tiles, PROGRAMS, flatten=FUSED):
+        group, begin, count, m, n = gradient_tile(tile_id, ends_ptr, rows, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        end = tl.maximum(count, 1)
+        tl.assume(end > 0)  # Triton fuses loops only if the inner one always runs.
+        for k in range(0, end, BLOCK_K):
+            a = tl.reshape(a_desc.load(ragged_coordinates(begin + k, count - k, m)), (BLOCK_K, BLOCK_M))
+            b = tl.reshape(b_desc.load(ragged_coordinates(begin + k, count - k, n)), (BLOCK_K, BLOCK_N))
+            acc = tl.dot(a.T, b, acc)
+        tile_id_c += PROGRAMS
+        group, begin, count, m, n = gradient_tile(tile_id_c, ends_ptr, rows, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+        store_gradient(c_desc, acc, group, m, n, EPILOGUE_SUBTILE)
 
 
 @triton.jit(do_not_specialize=["entries", "groups"])

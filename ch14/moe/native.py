@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 
-from ch14.fp8_gemm.configs import BLOCK, Fp8Config, fill_ring
+from ch14.fp8_gemm.configs import BLOCK
 from tilelab.runtime import build, cuda, device, spoken
 from tilelab.runtime.tensor_map import make_tensor_map
 
 FOLDER = pathlib.Path(__file__).parent
 SMEM_BYTES, GROUP_BYTES = 232448, 16  # of a block on sm_90a, and of one group in the kernel's list
+SMS = 132
+# For more rows, the plain product and a kernel for SwiGLU (fp8), or Triton (bf16), take less time.
+SWIGLU_TOKENS = 8, 16, 32, 64
 PHRASES = {
     "block_w tokens": "{}×{} swapped",
     "num_stages": "{} stages",
@@ -31,6 +34,55 @@ PHRASES = {
     "group_m": "group {}",
     "swiglu": "SwiGLU",
 }
+OF_TILED = {"block_m block_n": "{}×{}"} | {
+    name: PHRASES[name] for name in ("num_stages", "consumers", "cluster", "group_m")
+}
+
+
+@dataclass(frozen=True)
+class TiledConfig:
+    """Hold the tile and the ring of grouped.cu: 64 x `consumers` rows of A by `block_n` columns of C, in fp8.
+
+    A stage holds 128 columns of K. `cluster` CTAs load their rows of A together.
+    """
+
+    consumers: int = 2
+    block_n: int = 192
+    num_stages: int = 4
+    cluster: int = 1
+    group_m: int = 8
+    pdl = True
+
+    @property
+    def block_m(self) -> int:
+        return 64 * self.consumers
+
+    @property
+    def part(self) -> int:
+        """The columns of C that a store brings: they divide block_n, so that no store reaches into the next tile."""
+        return math.gcd(self.block_n, 64)
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.consumers)
+
+    @property
+    def name(self) -> str:
+        """Return the spoken name, such as "128×192 · 4 stages · 2 consumers"."""
+        return spoken.say(self, OF_TILED, always=("block_m block_n", "num_stages", "consumers"))
+
+    def __str__(self) -> str:
+        return self.name
+
+    def smem_bytes(self, fp8: bool = True) -> int:
+        """Return the shared memory of a block, without the list of groups."""
+        stage = (self.block_m + self.block_n) * BLOCK + 4 * self.block_m + 16
+        return self.num_stages * stage + self.block_m * self.block_n * 2
+
+    def constants(self, fp8: bool = True) -> dict[str, int]:
+        """Return the -D constants of grouped.cu."""
+        names = "CONSUMERS", "BLOCK_N", "STAGES", "CLUSTER", "GROUP_M"
+        return dict(zip(names, (self.consumers, self.block_n, self.num_stages, self.cluster, self.group_m)))
 
 
 @dataclass(frozen=True)
@@ -71,14 +123,6 @@ class SwappedConfig:
         return self.tokens // (self.cluster if self.cluster > 1 else 1 if self.tokens % 64 else 4)
 
     @property
-    def widths(self) -> list[int]:
-        """The numbers of rows by which a tile can be multiplied, the largest first."""
-        found = [self.tokens]
-        while found[-1] % 32 == 0 and not self.swiglu:
-            found.append(found[-1] // 2)
-        return found
-
-    @property
     def threads(self) -> int:
         return 128 * (1 + self.consumers)
 
@@ -112,7 +156,17 @@ class SwappedConfig:
         }
 
 
-Config = Fp8Config | SwappedConfig
+Config = TiledConfig | SwappedConfig
+
+
+@functools.cache
+def tile(block_n: int, consumers: int = 2, cluster: int = 1) -> TiledConfig:
+    """Return a configuration of grouped.cu whose ring leaves room for a list of 256 groups."""
+    for stages in range(16, 2, -1):
+        config = TiledConfig(consumers, block_n, stages, cluster)
+        if config.smem_bytes() + GROUP_BYTES * 257 <= SMEM_BYTES:
+            return config
+    raise ValueError(f"no ring for {consumers} consumers and {block_n} columns fits into shared memory.")
 
 
 @functools.cache
@@ -132,51 +186,31 @@ def swap(
 
 
 def configs(fp8: bool = True, swiglu: bool = False) -> dict[str, Config]:
-    """Return the configurations that `choose_config` chooses from, by name. Of equal ones it takes the first."""
+    """Return the configurations that `choose_config` chooses from, by name."""
     found: list[Config]
     if swiglu:
-        large = 96 if fp8 else 128  # in fp8 the registers have no room for 128
-        tiles = [(8, 1), (16, 1), (32, 1), (64, 1), (large, 2), (large, 1), (64, 2)]
-        found = [swap(tokens, fp8, 2, 2, cluster, True) for tokens, cluster in tiles]
+        found = [swap(tokens, fp8, 2, 2, swiglu=True) for tokens in SWIGLU_TOKENS[: 3 if fp8 else 4]]
     elif fp8:
-        found = [
-            *(swap(tokens, fp8) for tokens in (64, 32, 16, 8)),
-            fill_ring(2, 2, 128),
-            fill_ring(3, 1, 128, cluster=2),
-            fill_ring(2, 1, 144),
-            fill_ring(2, 2, 112),
-            fill_ring(2, 1, 144, cluster=2),
-            fill_ring(3, 1, 128),
-            fill_ring(2, 1, 160),
-            fill_ring(2, 2, 128, cluster=2),
-            swap(128, fp8),
-            swap(16, fp8, 1),
-        ]
+        found = [swap(64, fp8), tile(128, 3), tile(192), tile(160)]
     else:
         found = [
-            *(swap(tokens, fp8) for tokens in (8, 16, 32, 64, 128, 192, 256)),
-            *(swap(tokens, fp8, 2, 2) for tokens in (96, 128)),
-            swap(96, fp8),
-            *(swap(tokens, fp8, 2, 1, 2) for tokens in (256, 128, 192)),
-            swap(96, fp8, 2, 2, 2),
+            swap(32, fp8),
+            swap(64, fp8),
+            *(swap(tokens, fp8, 2, 2) for tokens in (128, 144)),
+            swap(256, fp8),
         ]
     return {config.name: config for config in found}
 
 
 def smem_bytes(config: Config, experts: int, fp8: bool = True) -> int:
     """Return the shared memory of a block with a list of groups, which replaces the flags of fp8.cu."""
-    room = GROUP_BYTES * (experts + 1)
-    if isinstance(config, Fp8Config):
-        # The consumers stage all their columns at once.
-        more = 0 if config.epilogue_warps else max(0, config.consumers * 128 * (config.block_n - 128))
-        return config.smem_bytes - 4 * config.consumers + more + room
-    return config.smem_bytes(fp8) + room
+    return config.smem_bytes(fp8) + GROUP_BYTES * (experts + 1)
 
 
 def rejection(config: Config, experts: int, n: int, fp8: bool = True) -> str:
     """Return in one sentence why `config` cannot compute N columns of C for these experts, or an empty string."""
-    if isinstance(config, Fp8Config) and (not fp8 or config.splits > 1):
-        return f"{config} has splits or needs fp8; choose another configuration."
+    if isinstance(config, TiledConfig) and not fp8:
+        return f"{config} needs fp8; choose another configuration."
     if (needed := smem_bytes(config, experts, fp8)) > SMEM_BYTES:
         return (
             f"{experts} experts need {needed:,} B of shared memory with {config}; Hopper has {SMEM_BYTES:,}."
@@ -187,75 +221,43 @@ def rejection(config: Config, experts: int, n: int, fp8: bool = True) -> str:
     return ""
 
 
-# The model of `predict_us`, fitted to times on an H200. Per us, a CTA multiplies so many elements of C by 128 bytes of
-# K: with swapped.cu in fp8, in bf16, and there with two fragments; with the consumers and scratches of grouped.cu.
-RATES = {"fp8": 19000.0, "bf16": 50700.0, "wide": 39300.0, (2, 2): 69000.0, (2, 1): 37800.0, (3, 1): 52700.0}
-# L2 delivers so many bytes per us to an SM, after so many us, and DRAM to all.
-L2_RATE, L2_US, DRAM_RATE = 88800.0, 1.94, 4.35e6
-# A tile takes so long, and more per element that it stores. So many of the weights that a group's second row of tiles
-# needs, and each further one, come from DRAM again.
-TILE_US, STORE_US, AGAIN = 1.22, 3.18e-5, 0.42
-SMS = 132
-
-
-def expect_sizes(tokens: int, experts: int) -> list[float]:
-    """Return sizes of groups as a random routing makes them."""
-    rows = tokens / max(experts, 1)
-    shares = (-1.38, 0.67, -0.21, 0.21, -0.67, 1.38)  # of the normal distribution, with equal probabilities
-    return [max(rows + shares[index % 6] * math.sqrt(rows), 1) for index in range(experts)]
-
-
-def predict_us(config: Config, sizes: list[float], n: int, k: int, fp8: bool = True) -> float:
-    """Return the time in microseconds that a model of tiles expects for groups of these sizes."""
-    steps = math.ceil(k * (1 if fp8 else 2) / 128)
-    if isinstance(config, SwappedConfig):
-        widths, block_w = config.widths, config.block_w
-        rate = RATES["fp8" if fp8 else "wide" if config.fragments == 2 else "bf16"]
-    else:
-        widths, block_w = [config.block_m], config.block_n
-        rate = RATES[config.consumers, config.scratch]
-
-    def tile_us(rows: int) -> float:
-        multiply, load = rows * block_w / rate, (rows + block_w) * 128 / L2_RATE
-        wait = L2_US / config.num_stages
-        return steps * (multiply**4 + load**4 + wait**4) ** 0.25 + TILE_US + STORE_US * rows * config.block_n
-
-    whole, busy, reads = tile_us(widths[0]), 0.0, 0.0
-    for size in sizes:
-        busy += size // widths[0] * whole
-        if rest := size % widths[0]:
-            busy += tile_us(min(width for width in widths if width >= rest))
-        reads += 1 + AGAIN * (math.ceil(size / widths[0]) - 1)
-    tiles_n = math.ceil(n / config.block_n / config.cluster) * config.cluster
-    busy = max(busy * tiles_n / SMS + whole / 3, whole)
-    memory = reads * block_w / config.block_n * n * k * (1 if fp8 else 2) / DRAM_RATE
-    return (busy**4 + memory**4) ** 0.25
-
-
 @functools.cache
 def choose_config(
     tokens: int, experts: int, n: int, k: int, fp8: bool = True, swiglu: bool = False, masked: bool = False
 ) -> Config:
-    """Return the configuration that `predict_us` expects to be fastest for so many rows in groups of unknown sizes.
+    """Return the configuration for so many rows in groups of unknown sizes, which are taken to be random.
 
-    In a masked product most rows are taken not to count: it is for decoding.
+    The limits are from times on an H200. In a masked product most rows are taken not to count: it is for decoding.
     """
     rows = tokens / max(experts, 1)
-    if masked:
-        return swap(next((tile for tile in (8, 16, 32) if rows <= tile), 64), fp8)
-    sizes = expect_sizes(tokens, experts)
-    found = [
-        config
-        for config in configs(fp8, swiglu).values()
-        if not rejection(config, experts, n, fp8) and config.block_m <= 64 + 2 * rows
-    ]
-    return min(found, key=lambda config: predict_us(config, sizes, n, k, fp8), default=swap(16, fp8, 1))
+
+    def cost(config: TiledConfig) -> float:  # so many waves of tiles; narrow ones take longer for their size
+        tiles = math.ceil(n / config.block_n) * (tokens / config.block_m + experts / 2)
+        return math.ceil(tiles / SMS) * config.block_n * (1.05 if config.block_n < 192 else 1)
+
+    found: list[Config]
+    if swiglu:
+        wide = SWIGLU_TOKENS[: 3 if fp8 else 4]
+        found = [swap(next((each for each in wide if each >= 2 * rows), wide[-1]), fp8, 2, 2, swiglu=True)]
+    elif masked or fp8 and rows <= 16:
+        found = [swap(64, fp8)]
+    elif fp8 and 112 <= rows <= 176:  # one tile of 192 rows per group, or two of 128
+        found = [tile(128, 3)]
+    elif fp8:
+        found = sorted((tile(192), tile(160)), key=cost)
+    elif rows <= 16:
+        found = [swap(32, fp8)]
+    elif rows <= 640:
+        found = [swap(128 if rows <= 100 else 144, fp8, 2, 2)]
+    else:
+        found = [swap(256, fp8)]
+    return next((each for each in found if not rejection(each, experts, n, fp8)), swap(16, fp8, 1))
 
 
 def kernel(config: Config, fp8: bool = True) -> tuple[pathlib.Path, str, dict[str, int]]:
     """Return the file, the kernel and the -D constants of a configuration."""
-    if isinstance(config, Fp8Config):
-        return FOLDER / "grouped.cu", "grouped_fp8", config.constants()
+    if isinstance(config, TiledConfig):
+        return FOLDER / "grouped.cu", "grouped_fp8", config.constants(fp8)
     return FOLDER / "swapped.cu", "grouped_swapped", config.constants(fp8)
 
 
@@ -271,9 +273,9 @@ def bind_arguments(
         a, b = a.view(torch.uint8), b.view(torch.uint8)
         scale_a = scale_a if capacity else scale_a[None]  # a masked product has a layer of scales per expert
     line = BLOCK if fp8 else BLOCK // 2  # 128 bytes of K
-    if isinstance(config, Fp8Config):
+    if isinstance(config, TiledConfig):
         rows, columns, scales = config.block_m // config.cluster, config.block_n, config.block_m
-        box = 16 if config.epilogue_warps else 64, config.subtile_columns
+        box = 64, config.part
     else:
         rows, columns, scales = config.a_box, config.block_n, config.tokens + 4
         box = config.tokens // config.parts, 64

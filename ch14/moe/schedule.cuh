@@ -1,5 +1,6 @@
 // The tiles of a grouped product, numbered group by group, found from row numbers that lie in global memory: the host
-// knows neither how many rows a group has nor how many tiles there are.
+// knows neither how many rows a group has nor how many tiles there are. At the end are the parts of the ring that
+// grouped.cu and swapped.cu have in common. Their macros STAGES, CLUSTER and GROUP_M count here too.
 #pragma once
 #include "wgmma.cuh"
 
@@ -67,9 +68,35 @@ __device__ __forceinline__ void list_groups(Group* list, const Groups& groups) {
 // of its rows count. Each CTA takes every n-th tile, and would always meet the same row of tiles if n is a multiple of
 // their number. So columns of tiles begin at different rows.
 __device__ __forceinline__ Tile place_in_group(int tile_id, int tiles_m, int tiles_n, int group_m) {
-    Tile tile = tile_coordinates(tile_id, tiles_m, tiles_n, group_m);
-    if (tiles_m <= group_m) tile.m = (tile.m + (tile.n * 0x9E3779B1u >> 20)) % tiles_m;
+    if (tiles_m > group_m) return tile_coordinates(tile_id, tiles_m, tiles_n, group_m);
+    Tile tile = {tile_id % tiles_m, tile_id / tiles_m};
+    tile.m += static_cast<u64>(tile.n * 0x9E3779B1u) * tiles_m >> 32;
+    if (tile.m >= tiles_m) tile.m -= tiles_m;
     return tile;
+}
+
+// The tile of C at (row, column). Its rows from `begin` to `end` - 1 belong to the group. Its scale_a begin at
+// (scale_row, layer).
+struct GroupTile {
+    int row, column, expert, begin, end, scale_row, layer;
+};
+
+// Return the tile `id` of a group for the CTA `rank` of a cluster. The group's tiles begin at a multiple of ALIGNMENT
+// from the first row of its scales. If they share its rows, each has a multiple of 16.
+template <int TILE_ROWS, int TILE_COLUMNS, int ALIGNMENT, bool IS_SHARED = false>
+__device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int tiles_n, int rank, int capacity) {
+    const int first_row = group.align_begin(capacity, ALIGNMENT),
+              tiles_m = (group.end - first_row + TILE_ROWS - 1) / TILE_ROWS;
+    const Tile tile = place_in_group(id - group.first_tile, tiles_m, tiles_n, GROUP_M);
+    const int share = IS_SHARED ? ((group.end - first_row + tiles_m - 1) / tiles_m + 15) / 16 * 16 : TILE_ROWS;
+    const int row = first_row + tile.m * share;
+    return {row,
+            (tile.n * CLUSTER + rank) * TILE_COLUMNS,
+            group.index,
+            group.begin,
+            IS_SHARED ? min(row + share, group.end) : group.end,
+            row - group.index * capacity,
+            capacity ? group.index : 0};
 }
 
 // A role of the kernel walks over its tiles, in rising order, and over the list with them.
@@ -81,3 +108,35 @@ struct Walk {
         return group->index >= 0;
     }
 };
+
+// The addresses in shared memory of the ring, the staged C, scale_a of each stage, and the barriers.
+struct Memory {
+    u32 ring, staged, scales, full, empty;
+};
+
+__device__ __forceinline__ Memory divide_memory(u32 ring, u32 ring_bytes, u32 staged_bytes, u32 scale_bytes) {
+    const u32 staged = ring + ring_bytes, scales = staged + staged_bytes, full = scales + STAGES * scale_bytes;
+    return {ring, staged, scales, full, full + 8 * STAGES};
+}
+
+__device__ __forceinline__ void make_barriers(const Memory& memory, int readers) {
+    for (int s = 0; s < STAGES; ++s) {
+        mbarrier_init(memory.full + 8 * s, 1);
+        mbarrier_init(memory.empty + 8 * s, readers);
+    }
+    fence_mbarrier_init();
+}
+
+// A warp says that it has read a stage: to its own CTA, and to those that load into it.
+__device__ __forceinline__ void release(const Memory& memory, u32 stage) {
+    const u32 lane = threadIdx.x % 32;
+    if constexpr (CLUSTER == 1) {
+        if (lane == 0) mbarrier_arrive(memory.empty + 8 * stage);
+    } else if (lane < CLUSTER) mbarrier_arrive_cluster(memory.empty + 8 * stage, lane);
+}
+
+__device__ __forceinline__ float load_scale(u32 address) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    return value;
+}

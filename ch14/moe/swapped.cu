@@ -28,7 +28,7 @@
 //   GROUP_M    rows of tiles in a band of a group's raster (tile_coordinates)
 //   CLUSTER    CTAs, side by side in C, that load A together
 #include "schedule.cuh"
-#include "wgmma_narrow.cuh"
+#include "wgmma_widths.cuh"
 
 typedef unsigned char u8;
 
@@ -47,32 +47,20 @@ constexpr u32 BOX_BYTES = PART * 128, BUFFERS = PARTS > 1 ? 2 : 1;  // a box has
 constexpr u32 STAGED_BYTES = SWIGLU == 2 ? TOKENS * (128 + 64) : CONSUMERS * BUFFERS * OUT_FRAGMENTS * BOX_BYTES;
 constexpr int THREADS = 128 * (1 + CONSUMERS);
 // The last tile of a group may have few rows. Then a load brings only the boxes of A_BOX rows that have some of them, and
-// a consumer multiplies by half of the tile's rows, or by a quarter, and so on.
+// a consumer multiplies by half of the tile's rows, or by a quarter, and so on. Where TOKENS is 144, the tiles of a group
+// share its rows evenly, and multiply by 128 rows if those suffice: groups of about 256 or 512 rows fit well.
 constexpr int A_BOX = TOKENS / (CLUSTER > 1 ? CLUSTER : TOKENS % 64 ? 1 : 4);
-__device__ constexpr bool can_halve(int width) { return width % 32 == 0 && !SWIGLU; }
+constexpr bool IS_SHARED = TOKENS == 144 && !FP8;
+// The next number of rows to multiply by, or 0.
+__device__ constexpr int narrow(int width) {
+    return SWIGLU || width % 32 ? IS_SHARED && width == TOKENS ? 128 : 0 : width / 2;
+}
 static_assert(TOKENS % (8 * PARTS) == 0 && TOKENS % (8 * CLUSTER) == 0, "the swizzle repeats every eight rows");
 static_assert(!SWIGLU || FRAGMENTS == 2, "one fragment has gates, the other one values");
 static_assert(SWIGLU < 2 || FP8 && CONSUMERS == 2, "a block of scales has 128 columns");
 
 // The ring, the staged C, scales, barriers and the list of groups.
 extern __shared__ __align__(1024) char shared[];
-
-struct Memory {
-    u32 ring, staged, scales, full, empty;  // addresses in shared memory
-};
-
-// The tile of C at (row, column). Its rows before `end` belong to the group. Its scale_a begin at (scale_row, layer).
-struct GroupTile {
-    int row, column, expert, end, scale_row, layer;
-};
-
-__device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int tiles_n, int rank, int capacity) {
-    const int tiles_m = (group.end - group.begin + TOKENS - 1) / TOKENS;
-    const Tile tile = place_in_group(id - group.first_tile, tiles_m, tiles_n, GROUP_M);
-    const int row = group.begin + tile.m * TOKENS;
-    return {row,       (tile.n * CLUSTER + rank) * COLUMNS, group.index,
-            group.end, row - group.index * capacity,        capacity ? group.index : 0};
-}
 
 // The producer's thread fills the ring for one tile.
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& scale_a_map,
@@ -97,14 +85,6 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
             tma_load_3d(memory.scales + state.stage * SCALE_PITCH, scale_a_map, tile.scale_row / 4 * 4, step,
                         tile.layer, ready);
     }
-}
-
-// A warp says that it has read a stage: to its own CTA, and to those that load into it.
-__device__ __forceinline__ void release(const Memory& memory, u32 stage) {
-    const u32 lane = threadIdx.x % 32;
-    if constexpr (CLUSTER == 1) {
-        if (lane == 0) mbarrier_arrive(memory.empty + 8 * stage);
-    } else if (lane < CLUSTER) mbarrier_arrive_cluster(memory.empty + 8 * stage, lane);
 }
 
 // Return where the 64 rows of a consumer's fragment begin in a stage, in bytes.
@@ -138,20 +118,13 @@ __device__ __forceinline__ void multiply_fp8(float (&sums)[WIDTH / 2], u32 b, u3
     wgmma_commit();
 }
 
-__device__ __forceinline__ float load_scale(u32 address) {
-    float value;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-    return value;
-}
-
 // A consumer multiplies the first WIDTH rows of one tile in fp8, or fewer if few are left of the group. `scale_b` are the
 // scales of the expert.
 template <int WIDTH>
 __device__ __forceinline__ void consume_fp8(float (&acc)[FRAGMENTS][SUMS], const Memory& memory, Ring<STAGES>& state,
                                             const float* scale_b, const GroupTile& tile, int steps, int N) {
-    if constexpr (can_halve(WIDTH))
-        if (tile.end - tile.row <= WIDTH / 2)
-            return consume_fp8<WIDTH / 2>(acc, memory, state, scale_b, tile, steps, N);
+    if constexpr (constexpr int LESS = narrow(WIDTH); LESS > 0)
+        if (tile.end - tile.row <= LESS) return consume_fp8<LESS>(acc, memory, state, scale_b, tile, steps, N);
     constexpr int COUNT = WIDTH / 2;  // of sums
     const u32 consumer = threadIdx.x / 128 - 1;
     const float* source[FRAGMENTS];  // of scale_b
@@ -197,8 +170,8 @@ __device__ __forceinline__ void consume_fp8(float (&acc)[FRAGMENTS][SUMS], const
 template <int WIDTH>
 __device__ __forceinline__ void consume_bf16(float (&acc)[FRAGMENTS][SUMS], const Memory& memory, Ring<STAGES>& state,
                                              int steps, int left) {
-    if constexpr (can_halve(WIDTH))
-        if (left <= WIDTH / 2) return consume_bf16<WIDTH / 2>(acc, memory, state, steps, left);
+    if constexpr (constexpr int LESS = narrow(WIDTH); LESS > 0)
+        if (left <= LESS) return consume_bf16<LESS>(acc, memory, state, steps, left);
     const u32 consumer = threadIdx.x / 128 - 1;
     u32 previous_stage = 0;
     for (int step = 0; step < steps; ++step, state.advance()) {
@@ -325,20 +298,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     const __grid_constant__ TensorMap scale_a_map, const __grid_constant__ TensorMap c_map,
                     unsigned short* c, const float* scale_b, const int* ends, int experts, int capacity, int rows,
                     int N, int K, float* c_scales, int pitch) {
-    const u32 ring = shared_address(shared), scales = ring + RING_BYTES + STAGED_BYTES;
-    const u32 full = scales + STAGES * SCALE_PITCH;
-    const Memory memory = {ring, ring + RING_BYTES, scales, full, full + 8 * STAGES};
-    Group* groups = reinterpret_cast<Group*>(shared + (full - ring) + 16 * STAGES);
+    const Memory memory = divide_memory(shared_address(shared), RING_BYTES, STAGED_BYTES, SCALE_PITCH);
+    Group* groups = reinterpret_cast<Group*>(shared + (memory.empty + 8 * STAGES - memory.ring));
     // The shuffle shows the compiler that all lanes have the same value, so it keeps addresses in uniform registers.
     const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
     const int rank = CLUSTER > 1 ? cluster_rank() : 0, steps = (K + BLOCK_K - 1) / BLOCK_K;
     const int tiles_n = (N + COLUMNS * CLUSTER - 1) / (COLUMNS * CLUSTER);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) {
-            mbarrier_init(memory.full + 8 * s, 1);
-            mbarrier_init(memory.empty + 8 * s, 4 * CONSUMERS * CLUSTER);  // one arrival per warp that reads A
-        }
-        fence_mbarrier_init();
+        make_barriers(memory, 4 * CONSUMERS * CLUSTER);  // one arrival per warp that reads A
         prefetch_tensormap(a_map), prefetch_tensormap(b_map), prefetch_tensormap(c_map);
         if constexpr (FP8) prefetch_tensormap(scale_a_map);
     }
@@ -356,8 +323,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             for (int id = begin; walk.find(id); id += stride)
-                produce(a_map, b_map, scale_a_map, memory, state, place_tile(*walk.group, id, tiles_n, rank, capacity),
-                        steps, N, rank);
+                produce(a_map, b_map, scale_a_map, memory, state,
+                        place_tile<TOKENS, COLUMNS, 1, IS_SHARED>(*walk.group, id, tiles_n, rank, capacity), steps, N,
+                        rank);
         __syncwarp();
     } else {
         warpgroup_reg_alloc<consumer_registers(CONSUMERS, 1)>();
@@ -366,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         u32 stored = 0;
         float acc[FRAGMENTS][SUMS];
         for (int id = begin; walk.find(id); id += stride) {
-            const GroupTile tile = place_tile(*walk.group, id, tiles_n, rank, capacity);
+            const GroupTile tile = place_tile<TOKENS, COLUMNS, 1, IS_SHARED>(*walk.group, id, tiles_n, rank, capacity);
             if constexpr (FP8)
                 consume_fp8<TOKENS>(acc, memory, state, scale_b + tile.expert * scales_per_expert, tile, steps, N);
             else consume_bf16<TOKENS>(acc, memory, state, steps, tile.end - tile.row);

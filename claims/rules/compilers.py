@@ -1,6 +1,6 @@
 """Rules about what a compiler makes or refuses, and about the files of packages. No GPU takes part.
 
-The records hold 864 builds of Triton 3.5.1 for sm_100a, and twelve loops per Triton and target.
+The records hold 864 builds of Triton 3.5.0 for sm_100a, and twelve loops per Triton and target.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ def fails_only_on(evidence: Evidence, targets: str, stage: str) -> Ruling:
 
 
 @rule
-def works_on_hopper(evidence: Evidence, build: dict) -> Ruling:
-    """Judge whether the large tile can be launched on Hopper, or a smaller one builds."""
-    reason = builds.aggressive_on_hopper()
-    builds_smaller = set(list_outcomes(evidence(MATRIX, **build))) == {"builds"}
-    return decide(not reason, builds_smaller, reason=reason, smaller="builds" if builds_smaller else "fails")
+def loops_build(evidence: Evidence, build: dict) -> Ruling:
+    """Judge whether all loops of a Triton for a target build, at 4 stages, 8 warps and BLOCK_K = 64."""
+    outcomes = list_outcomes(evidence(MATRIX, hunt="loop", **build))
+    return decide(set(outcomes) == {"builds"}, building=outcomes.count("builds"), builds=len(outcomes))
 
 
 @rule
@@ -124,16 +123,18 @@ def uses_instruction(evidence: Evidence, new: str, old: str, num_warps: int) -> 
 
 @rule
 def fixed_in(evidence: Evidence, version: str, stage: str) -> Ruling:
-    """Judge whether no build with this version of Triton fails in the pass."""
+    """Judge whether no build with this version of Triton fails in the pass; or those that fail carry a tile."""
     failed = sorted({row["triton"] for row in evidence(MATRIX, stage=stage)})
     rows = [row for row in evidence(LOOP) if row["triton"].startswith(version)]
     failures = find_failures(rows)
+    carried = len(find_carrying(failures))
     return decide(
         not any(each.startswith(version) for each in failed),
+        carried == len(failures),
         failed=failed or ["none"],
         failures=len(failures),
         builds=len(rows),
-        carried=len(find_carrying(failures)),
+        carried=carried,
         plain=sum(row["LOOP"] == "plain" for row in failures),
     )
 
@@ -178,12 +179,6 @@ def fit_and_start(evidence: Evidence) -> Ruling:
         on_h200=len(started),
         tried=len({row["config"] for row in rows}),
     )
-
-
-@rule
-def stages_change_a_copy(evidence: Evidence) -> Ruling:
-    """Judge whether 1 and 5 stages compile to different PTX."""
-    return decide(builds.copy_depends_on_stages())
 
 
 @rule

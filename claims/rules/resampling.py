@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from ch07.resample.lesson import figures
 from claims.audits import resample as audit
-from claims.judge import Evidence, Ruling, decide, is_at_least, is_better, is_within, leave_open, rule
-from tilelab.runtime import device
+from claims.judge import Evidence, Ruling, agrees, decide, is_better, leave_open, rule
 
 
 def get_steps(evidence: Evidence) -> dict[str, float]:
@@ -25,26 +23,16 @@ def get_counters(evidence: Evidence) -> dict[str, dict]:
 
 
 @rule
-def reads_less(evidence: Evidence, times: float) -> Ruling:
+def reads_less(evidence: Evidence, **said: float) -> Ruling:
     """Judge whether the kernel takes so many times the wavefronts of shared memory where all lanes search."""
-    counted = {row["name"]: row["shared_load_wavefronts"] for row in evidence.find("ch07_resample_reads")}
-    if counted:
-        all_lanes, lane_0 = counted["warp_search"], counted["note_v2, a block per chunk"]
-    else:
-        all_lanes, lane_0 = (figures.count_wavefronts([511] + [rest] * 31) for rest in (511, -1))
-    return decide(
-        is_at_least(all_lanes, times * lane_0),
-        case="" if counted else "not counted",
-        all_lanes=all_lanes,
-        lane_0=lane_0,
-        all_millions=all_lanes / 1e6,
-        lane_0_millions=lane_0 / 1e6,
-        ratio=all_lanes / lane_0,
-    )
+    counted = {row["name"]: row["shared_load_wavefronts"] / 1e6 for row in evidence("ch07_resample_reads")}
+    all_lanes, lane_0 = counted["warp_search"], counted["note_v2, a block per chunk"]
+    ratio = all_lanes / lane_0
+    return decide(agrees(ratio, **said), all_lanes=all_lanes, lane_0=lane_0, ratio=ratio)
 
 
 @rule
-def search_gains(evidence: Evidence, low: float, high: float) -> Ruling:
+def search_gains(evidence: Evidence, **said: list[float]) -> Ruling:
     """Judge whether lane 0's search is so much faster than a search by all lanes, or by every thread."""
     variants = {
         (row["searches"], row["times"]): row["ratio"]
@@ -60,8 +48,8 @@ def search_gains(evidence: Evidence, low: float, high: float) -> Ruling:
         )
     )
     return decide(
-        is_within(over_lanes, low, high),
-        is_within(over_threads, low, high),
+        agrees(over_lanes, **said),
+        agrees(over_threads, **said),
         over_lanes=over_lanes,
         over_threads=over_threads,
         over_lanes_in_global=over_lanes_in_global,
@@ -69,18 +57,14 @@ def search_gains(evidence: Evidence, low: float, high: float) -> Ruling:
 
 
 @rule
-def phase_gains(evidence: Evidence, low: float, high: float, worst: list[float]) -> Ruling:
-    """Judge whether the note's version 2 gains so much over a search by every thread, on its grid or a larger one."""
-    speed = get_versions(evidence)
+def phase_gains(evidence: Evidence) -> Ruling:
+    """Judge whether Phase 1 gains so much. The note lacks the kernel before it; a search by every thread is known."""
+    speed, counters = get_versions(evidence), get_counters(evidence)
     whole, chunks = (
         speed[name] / speed["search_per_thread"] for name in ("note_v2", "note_v2, a block per chunk")
     )
-    return decide(
-        is_within(whole, low, high),
-        is_within(chunks, low, high),
-        case="worst case" if is_within(whole, *worst) else "",
-        whole=whole,
-        chunks=chunks,
+    return leave_open(
+        whole=whole, chunks=chunks, before=counters["search_a_thread"], after=counters["lane0_search"]
     )
 
 
@@ -93,16 +77,13 @@ def persistent_grid_is_faster(evidence: Evidence) -> Ruling:
 
 
 @rule
-def coalescing_gains(evidence: Evidence, low: float, high: float) -> Ruling:
+def coalescing_gains(evidence: Evidence, **said: list[float]) -> Ruling:
     """Judge whether reads of neighbours by neighbours are so much faster than both other orders, or than one."""
-    steps = get_steps(evidence)
-    rows = evidence.find("ch07_resample_searches", searches="one thread", status="ok")
+    rows = evidence("ch07_resample_searches", searches="one thread", status="ok")
     speed = {row["order"]: row["ratio"] for row in rows}
-    if not speed:
-        return leave_open(gain=steps["vectors"] / steps["shared_search"])
     others = {"every fourth element": audit.EVERY_FOURTH, "a row each": audit.A_ROW_PER_LANE}
     gains = {what: speed[audit.NEIGHBOURS] / speed[order] for what, order in others.items()}
-    inside = [what for what, gain in gains.items() if is_within(gain, low, high)]
+    inside = [what for what, gain in gains.items() if agrees(gain, **said)]
     return decide(
         len(inside) == len(gains),
         inside,
@@ -112,27 +93,18 @@ def coalescing_gains(evidence: Evidence, low: float, high: float) -> Ruling:
 
 
 @rule
-def counters_lie_within(evidence: Evidence, kernel: str, bands: dict[str, list[float]]) -> Ruling:
-    """Judge whether the profiler's counters of a kernel lie in these bands."""
-    row = get_counters(evidence)[kernel]
-    return decide(all(is_within(row[name], *band) for name, band in bands.items()), row=row)
-
-
-@rule
-def reaches_bandwidth(evidence: Evidence, percent: float) -> Ruling:
+def reaches_bandwidth(evidence: Evidence, **said: list[float]) -> Ruling:
     """Judge whether a kernel of the course reaches this share of the DRAM's peak."""
     counters = get_counters(evidence)
     plain, tma = (counters[name]["dram_percent"] for name in ("vectors", "bulk_rows"))
-    return decide(is_at_least(max(plain, tma), percent), plain=plain, tma=tma)
+    return decide(agrees(max(plain, tma), **said), plain=plain, tma=tma)
 
 
 @rule
-def tma_is_needed(evidence: Evidence, percent: float) -> Ruling:
+def tma_is_needed(evidence: Evidence, **said: list[float]) -> Ruling:
     """Judge whether no kernel without TMA reaches this share of the DRAM's peak."""
     reached, steps = get_counters(evidence)["vectors"]["dram_percent"], get_steps(evidence)
-    return decide(
-        not is_at_least(reached, percent), reached=reached, gain=steps["bulk_rows"] / steps["vectors"]
-    )
+    return decide(not agrees(reached, **said), reached=reached, gain=steps["bulk_rows"] / steps["vectors"])
 
 
 @rule
@@ -144,52 +116,21 @@ def is_memory_bound(evidence: Evidence) -> Ruling:
     return decide(first, last, note=note, shared=shared)
 
 
-def compare_pointwise(evidence: Evidence) -> list[tuple[float, float]]:
-    """Return (% of DRAM's peak without TMA, gain of TMA) of the functions that torch.compile built twice.
+@rule
+def tma_pays_below(evidence: Evidence) -> Ruling:
+    """Judge whether TMA gains below a share of DRAM's peak. No profiler showed which of these kernels memory binds.
 
-    Each function does a few operations per element, so bytes are its limit. A function without TMA in either kernel is
-    left out, and so is one that moves less than 64 MiB, where a launch takes as long as the bytes.
+    A function counts if torch.compile built it with and without TMA, and if it moves 64 MiB or more.
     """
-    peak_gbps = device.KNOWN["H200"].peak_gbps
-    return [
-        (100 * row["gbps"] / row["ratio"] / peak_gbps, row["ratio"])
-        for row in evidence.find("ch14_compiled_pointwise", status="ok")
+    steps = get_steps(evidence)
+    gains = [
+        row["ratio"]
+        for row in evidence("ch14_compiled_pointwise", status="ok")
         if row["tma_loads"] + row["tma_stores"] and row["mib"] >= 64
     ]
-
-
-@rule
-def tma_pays_below(evidence: Evidence, percent: float) -> Ruling:
-    """Judge whether TMA gains in each kernel that memory binds below this share of DRAM's peak, and in no other."""
-    counters, steps = get_counters(evidence), get_steps(evidence)
-    gain = steps["bulk_rows"] / steps["vectors"]
-    cases = [
-        (row["dram_percent"], steps["bulk_rows"] / steps[name])
-        for name, row in counters.items()
-        if name != "bulk_rows"
-        and row["issue_percent"] < row["dram_percent"]
-        and (name == "vectors" or row["dram_percent"] < percent)  # only vectors differs in TMA alone
-    ]
-    cases += compare_pointwise(evidence)
-    advised = [gain for share, gain in cases if share < percent]
-    others = [gain for share, gain in cases if share >= percent]
-    if not advised:
-        return leave_open(gain=gain)
-    faster, not_faster = (
-        sum(is_better(gain, 1) for gain in advised),
-        sum(not is_better(gain, 1) for gain in others),
-    )
-    below, above = (f"{count} kernel{'s' * (count != 1)}" for count in map(len, (advised, others)))
-    return decide(
-        faster == len(advised) and not_faster == len(others),
-        case="" if others else "below alone",
-        below=below,
-        faster=faster,
-        advised=advised,
-        above=above,
-        not_faster=not_faster,
-        do="does" if not_faster == 1 else "do",
-        others=others,
+    faster = sum(is_better(gain, 1) for gain in gains)
+    return leave_open(
+        gain=steps["bulk_rows"] / steps["vectors"], gains=gains, faster=faster, functions=len(gains)
     )
 
 

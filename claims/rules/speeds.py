@@ -7,21 +7,8 @@ from __future__ import annotations
 
 import collections
 
-from ch14.compiled.lesson import workloads
 from ch14.gemm.configs import parse
-from claims.judge import (
-    ABOUT,
-    QUICK_MARGIN,
-    Evidence,
-    Ruling,
-    decide,
-    is_at_least,
-    is_better,
-    is_within,
-    leave_open,
-    rule,
-)
-from tilelab.measure import bench
+from claims.judge import QUICK_MARGIN, Evidence, Ruling, agrees, decide, is_better, leave_open, rule
 from tilelab.runtime import device
 
 GEMM, SWEEP, COPIES = "ch14_gemm_claim", "ch14_gemm_sweep", "ch14_gemm_copy"
@@ -70,11 +57,11 @@ def list_gains(gains: list[float]) -> list[str]:
 
 
 @rule
-def gains_as_claimed(evidence: Evidence, claimed: list[float]) -> Ruling:
-    """Judge whether the proposed tiles gain at least the claimed factors in both passes."""
-    gains, final = find_gains(evidence, "proposed"), find_final_gains(evidence)
+def gains_as_claimed(evidence: Evidence, gains: list[float]) -> Ruling:
+    """Judge whether the proposed tiles gain the claimed factors in both passes."""
+    first, final = find_gains(evidence, "proposed"), find_final_gains(evidence)
     return decide(
-        all(map(is_at_least, gains + final, claimed * 2)), gains=list_gains(gains), final=list_gains(final)
+        all(map(agrees, first + final, gains * 2)), first=list_gains(first), final=list_gains(final)
     )
 
 
@@ -96,10 +83,10 @@ def closer_to_cublas(evidence: Evidence) -> Ruling:
 
 
 @rule
-def best_gains_about(evidence: Evidence, low: float, high: float) -> Ruling:
-    """Judge whether the best tiles are `low` to about `high` times as fast as the cautious ones."""
+def best_gains(evidence: Evidence, **said: list[float]) -> Ruling:
+    """Judge whether the best tiles gain so much over the cautious ones."""
     gains = find_gains(evidence, "best")
-    return decide(all(is_within(gain, low, high * (1 + ABOUT)) for gain in gains), gains=list_gains(gains))
+    return decide(all(agrees(gain, **said) for gain in gains), gains=list_gains(gains))
 
 
 @rule
@@ -119,11 +106,9 @@ def no_small_product_is_slower(evidence: Evidence) -> Ruling:
     for row in evidence(GEMM, status="ok"):
         if (n := max(row["shape"])) < min(SIZES):
             best[n][row["name"]] = max(best[n][row["name"]], get_ratio(row))
-    if not best:
-        return leave_open()
     gains = {n: kinds["proposed"] / kinds["conservative"] for n, kinds in sorted(best.items())}
     return decide(
-        all(is_at_least(gain, 1) for gain in gains.values()),
+        all(agrees(gain, gain=1) for gain in gains.values()),
         gains=[f"{n}³ {gain:.2f}" for n, gain in gains.items()],
     )
 
@@ -131,22 +116,12 @@ def no_small_product_is_slower(evidence: Evidence) -> Ruling:
 @rule
 def uses_bandwidth(evidence: Evidence, cautious: list[float], proposed: list[float]) -> Ruling:
     """Judge whether the fastest tile of either kind uses these shares of the DRAM's peak at each size."""
-    copy, product = evidence("ceilings")
-    counters = sorted(evidence.find("ch14_gemm_dram"), key=lambda row: -row["ns"])
-    if not counters:
-        roof = bench.Ceilings(copy["gbps"], product["tflops"])
-        floors = [
-            (bench.floor_ms(roof, nbytes=6 * n**2), bench.floor_ms(roof, flops=2 * n**3)) for n in SIZES
-        ]
-        return leave_open(shares=[100 * memory / compute for memory, compute in floors])
+    counters = sorted(evidence("ch14_gemm_dram"), key=lambda row: -row["ns"])
     percent = {(row["name"], row["shape"][0]): row["dram_percent"] for row in counters}  # the fastest is last
     before, after = ([percent[name, n] for n in SIZES] for name in ("conservative", "proposed"))
-    return decide(
-        all(is_within(share, *cautious) for share in before)
-        and all(is_within(share, *proposed) for share in after),
-        before=before,
-        after=after,
-    )
+    holds = all(agrees(share, state=cautious) for share in before)
+    holds = holds and all(agrees(share, gain=proposed) for share in after)
+    return decide(holds, before=before, after=after)
 
 
 @rule
@@ -193,10 +168,10 @@ def keeps_more_warps(evidence: Evidence) -> Ruling:
 
 @rule
 def repeats_to_three_digits(evidence: Evidence) -> Ruling:
-    """Judge whether two timings of one kernel agree to three digits after the point."""
+    """Judge whether a kernel timed against itself gives 1.000. None was; two passes of one kernel are known."""
     rows = [row for row in evidence(GEMM, status="ok") if row.get("final_ratio")]
     spread = [100 * abs(row["final_ratio"] / get_ratio(row) - 1) for row in rows]
-    return decide(max(spread) < 0.05, spread=spread, configs=len(spread))
+    return leave_open(spread=spread, configs=len(spread))
 
 
 # ---- copies
@@ -248,27 +223,23 @@ def find_bandwidth(evidence: Evidence, tma: bool) -> list[float]:
 
 
 @rule
-def bandwidth_with_tma(evidence: Evidence, percent: float) -> Ruling:
-    """Judge whether copies by TMA reach this share of the peak in every order of their chunks, or in the best order.
-
-    A kernel that is faster than the claim says does not refute it: seven recordings gave 91.3 to 91.9 %.
-    """
+def bandwidth_with_tma(evidence: Evidence, **said: list[float]) -> Ruling:
+    """Judge whether copies by TMA reach this share of the peak in every order of their chunks, or in the best order."""
     fastest = find_bandwidth(evidence, tma=True)
     orders = [
         100 / device.KNOWN["H200"].peak_gbps * row["gbps"]
         for row in evidence("ch07_bulk_fronts", op="copy")
         if row["config"].startswith("bulk")
     ]
-    inside = all(is_within(each, percent, 100) for each in fastest)
-    in_every_order = all(is_within(each, percent, 100) for each in orders)
-    return decide(inside and in_every_order, inside, fastest=fastest, orders=orders)
+    reached, in_every_order = (all(agrees(each, **said) for each in found) for found in (fastest, orders))
+    return decide(reached and in_every_order, reached, fastest=fastest, orders=orders)
 
 
 @rule
-def bandwidth_without_tma(evidence: Evidence, band: list[float]) -> Ruling:
+def bandwidth_without_tma(evidence: Evidence, **said: list[float]) -> Ruling:
     """Judge whether copies without TMA reach a share of the peak in this band."""
     percent = find_bandwidth(evidence, tma=False)
-    return decide(all(is_within(each, *band) for each in percent), percent=percent)
+    return decide(all(agrees(each, **said) for each in percent), percent=percent)
 
 
 @rule
@@ -285,45 +256,47 @@ def pipelines_are_wrong(evidence: Evidence) -> Ruling:
 
 
 @rule
-def product_gains(evidence: Evidence, modes: list[str], factor: float) -> Ruling:
+def product_gains(evidence: Evidence, modes: list[str], **said: float) -> Ruling:
     """Judge whether a product in the fastest of these modes of torch.compile is so many times as fast as eager."""
     speed = [get_ratio(evidence("ch14_compiled_cells", workload="matmul", name=mode)[0]) for mode in modes]
-    return decide(is_at_least(max(speed), factor), first=speed[0], last=speed[-1])
+    return decide(agrees(max(speed), **said), first=speed[0], last=speed[-1])
 
 
 @rule
-def autotune_adds_tma(evidence: Evidence, gpu: str) -> Ruling:
-    """Judge whether max-autotune offers a kernel with descriptors where eager executes no TMA instruction."""
-    choices = evidence("ch14_compiled_choices", whose="Triton, persistent TMA")
-    offering = sorted({row["name"] for row in choices})
-    eager = evidence("ch14_compiled_ncu", workload="matmul", name="eager")[0]["UTMALDG"]
-    sms = device.KNOWN[gpu].sms
+def autotune_engages_tma(evidence: Evidence, mode: str) -> Ruling:
+    """Judge whether the kernels of a product and of an MLP in this mode of torch.compile execute TMA, or products do.
+
+    A product stays with cuBLAS, whose kernels the profiler saw in eager mode.
+    """
+    counted = {row["kernel"]: row["UTMALDG"] for row in evidence("ch14_compiled_ncu", name="eager")}
+    rows = [evidence("ch14_compiled_cells", workload=name, name=mode)[0] for name in ("matmul", "mlp")]
+    products = [kernel["kernel"] for row in rows for kernel in row["kernels"] if "nvjet" in kernel["kernel"]]
+    generated = {name: counts["UTMALDG"] for row in rows for name, counts in row["triton"].items()}
+    used = sum(counted.get(kernel, 0) > 0 for kernel in products)
     return decide(
-        "max-autotune" in offering and not eager,
-        case="" if workloads.offers_triton_gemm(sms) else "too few SMs",
-        offering=offering,
-        eager=eager,
-        sms=sms,
+        used == len(products) and all(generated.values()),
+        used == len(products),
+        used=used,
+        products=len(products),
+        generated=[f"{name} {count}" for name, count in generated.items()],
     )
 
 
 @rule
-def flash_attention_gains(evidence: Evidence, names: list[str], low: float, high: float) -> Ruling:
-    """Judge whether a kernel of these names is so much faster than attention in steps, or than FlashAttention-2."""
-
-    def find_measured(rows: list[dict]) -> str | None:
-        return next((row["name"] for row in rows if row["name"].startswith(tuple(names))), None)
-
-    rows = evidence("ch14_attention_ladder", causal=False)
-    peers = evidence.find("ch14_attention_peers", causal=False, status="ok", shape=rows[0]["shape"])
-    rows = peers if find_measured(peers) else rows
-    speed, measured = {row["name"]: get_ratio(row) for row in rows}, find_measured(rows)
+def flash_attention_gains(evidence: Evidence, names: list[str], **said: list[float]) -> Ruling:
+    """Judge whether a kernel of these names is so much faster than attention in steps and than FlashAttention-2."""
+    shape = evidence("ch14_attention_ladder", causal=False)[0]["shape"]
+    rows = evidence("ch14_attention_peers", causal=False, status="ok", shape=shape)
+    speed = {row["name"]: get_ratio(row) for row in rows}
+    measured = next((name for name in speed if name.startswith(tuple(names))), None)
     if measured is None:
-        return leave_open(flash=speed["flash"] / speed["eager"], cudnn=speed["cuDNN"] / speed["eager"])
-    over_eager, over_flash = speed[measured] / speed["eager"], speed[measured] / speed["flash"]
+        return leave_open(
+            measured="FlashAttention-2", over_eager=speed["flash"] / speed["eager"], over_flash=1.0
+        )
+    over_eager, over_flash = (speed[measured] / speed[other] for other in ("eager", "flash"))
     return decide(
-        is_within(over_eager, low, high),
-        is_within(over_flash, low, high),
+        agrees(over_eager, **said) and agrees(over_flash, **said),
+        agrees(over_eager, **said),
         measured=measured,
         over_eager=over_eager,
         over_flash=over_flash,

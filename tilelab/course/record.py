@@ -161,7 +161,8 @@ def _record_experiments(experiments: dict[str, Callable], folder: pathlib.Path) 
             record = measure()
             if not record.live:
                 raise RuntimeError("only its notebook measures it")
-            files.write_atomically(folder / results.file_name(name), results.to_json(record.data))
+            data = results.with_environment(record.data)
+            files.write_atomically(folder / results.file_name(name), results.to_json(data))
         except KeyboardInterrupt:
             names = list(experiments)
             print(f"interrupted; left as before: {', '.join(names[names.index(name) :])}")

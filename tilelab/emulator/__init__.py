@@ -243,7 +243,7 @@ def _prepare_engine() -> tuple[pathlib.Path, ctypes.CDLL]:
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes, one compiles the engine
         if not _is_whole(folder / "engine.so"):
-            _build(own["engine.cpp"], ["-O3"], folder / "engine.so", "the engine")
+            _build(own["engine.cpp"], ["-O2"], folder / "engine.so", "the engine")
         # Half of the time to compile a cell would go into its headers.
         if not (folder / "cell.h.gch").exists():
             header = os.fspath(folder / "cell.h")

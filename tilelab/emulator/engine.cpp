@@ -925,18 +925,19 @@ static void wait_for_phase(u32 address, u32 parity, bool polls, bool acquires) {
     Thread& thread = me();
     thread.polls = polls, thread.gives_up = false;
     thread.has_waited = true;
-    wait_until(
-        [&barrier, &thread, parity] { return (barrier.phase & 1) != (parity & 1) || thread.gives_up; },
-        [&barrier, address, parity] {
-            return text(
-                "for parity %u of the mbarrier at shared address %u. Its phase %u (parity %u) still "
-                "lacks %d of %d arrivals and %s",
-                parity & 1, address, barrier.phase, barrier.phase & 1, barrier.pending, barrier.arrivals,
-                (barrier.bytes >= 0 ? std::to_string(barrier.bytes) + " bytes"
-                                    : "has got " + std::to_string(-barrier.bytes) + " bytes that were not announced")
-                    .c_str());
-        },
-        true);
+    wait_until([&barrier, &thread, parity] { return (barrier.phase & 1) != (parity & 1) || thread.gives_up; },
+               [&barrier, address, parity] {
+                   std::string lacks = text("still lacks %d of %d arrivals", barrier.pending, barrier.arrivals);
+                   if (!barrier.pending) lacks = text("has %d of %d arrivals", barrier.arrivals, barrier.arrivals);
+                   if (barrier.bytes > 0)
+                       lacks +=
+                           text(barrier.pending ? " and %ld bytes" : " and still lacks %ld bytes", long(barrier.bytes));
+                   if (barrier.bytes < 0)
+                       lacks += text(", and %ld bytes came that were not announced", -long(barrier.bytes));
+                   return text("for parity %u of the mbarrier at shared address %u. Its phase %u (parity %u) %s",
+                               parity & 1, address, barrier.phase, barrier.phase & 1, lacks.c_str());
+               },
+               true);
     thread.polls = false;
     if (thread.gives_up) return;
     thread.failed_polls = 0, thread.has_polled = false;

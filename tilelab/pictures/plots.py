@@ -237,7 +237,9 @@ def heat_map(
         if _ran(row, value):
             grid[cell] = shade(row[value]) if shade else row[value]
     texts = {cell: fmt.format(row[value]) if _ran(row, value) else mark(row) for cell, row in cells.items()}
-    size = max(7, min(9 if centre else 12, 400 / len(columns) / max(map(len, texts.values()))))
+    # A character is about 0.6 points wide per point of its size. The map has what the lines' labels leave.
+    room = 72 * (SIZE[0] - 0.6) - 4.8 * max(len(str(line)) for line in lines)
+    size = max(7, min(9 if centre else 12, 1.5 * room / len(columns) / max(map(len, texts.values()))))
     look = {"cmap": "cividis" if centre is None else "PuOr"}
     if shade:
         look |= {"vmin": 0, "vmax": 1}

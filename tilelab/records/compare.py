@@ -19,6 +19,8 @@ call was 1.8 times as long in the next recording of the same code.
 
 --stacks compares nothing; it writes docs/stacks.md, with the headlines of the H200 under two versions of torch.
 --folder prints the folder for the headlines of this GPU and this version of torch.
+--environment lists the records whose measuring code, peers, shapes or tuned rows have changed since, which is status 1,
+and those that were recorded before these were covered.
 
 Exit status: 0 if nothing became worse, 1 if something did, 2 for bad usage, a folder without records, or another GPU.
 """
@@ -35,7 +37,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tilelab import cli
-from tilelab.records import gpus, headlines, results
+from tilelab.records import environment, gpus, headlines, results
 from tilelab.runtime import device, files
 
 MARGIN_PERCENT = 3.0
@@ -243,6 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--headlines", action="store_true", help="compare only the headline experiments")
     parser.add_argument("--stacks", action="store_true", help="write docs/stacks.md")
     parser.add_argument("--folder", action="store_true", help="print the folder for this GPU and this torch")
+    parser.add_argument("--environment", action="store_true", help="list records by what changed since")
     parser.add_argument(
         "--margin",
         type=float,
@@ -254,9 +257,13 @@ def main(arguments: list[str] | None = None) -> int:
     if not 0 <= options.margin <= 100:
         parser.error(f"--margin must be from 0 to 100; it is {options.margin:g}.")
     only = headlines.EXPERIMENTS if options.headlines else ()
-    if len(options.folders) != (0 if options.stacks or options.folder else 2):
-        parser.error("it takes two folders, OLD and NEW, or --stacks or --folder alone.")
+    if len(options.folders) != (0 if options.stacks or options.folder or options.environment else 2):
+        parser.error("it takes two folders, OLD and NEW, or --stacks, --folder or --environment alone.")
     try:
+        if options.environment:
+            lines, changed = environment.list_changes(results.results_folder())
+            print(*lines, sep="\n")
+            return int(changed)
         if options.folder:
             print(headlines.find_folder())
         if options.stacks:

@@ -1,7 +1,8 @@
 """Read and write results/<gpu>/<experiment>.json, and give a notebook live rows or recorded ones.
 
 A record is one JSON object with the keys and types in KEYS. Its `recorded` is a time in UTC. Its `source` is the
-`source_hash` of the measured code, so that a record that is older than its kernel can be recognised.
+`source_hash` of the measured code, so that a record that is older than its kernel can be recognised. Its `environment`
+says the same of what else its figures depend on (`tilelab.records.environment`); records made before lack it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from statistics import geometric_mean as geometric_mean  # callers take it from 
 from typing import Any
 
 from tilelab import ROOT
+from tilelab.records import environment
 from tilelab.runtime import device, files, provenance
 
 KEYS = {"experiment": str, "device": dict, "versions": dict, "recorded": str, "source": str, "rows": list}
@@ -60,9 +62,8 @@ def make_record(experiment: str, rows: Sequence[dict], source: str, on: device.D
 def to_json(record: dict) -> str:
     """Return the text of a record, with one row per line for readable diffs. ValueError for NaN or infinity."""
     of = f"of {record['experiment']}"
-    head = [
-        f" {json.dumps(key)}: {files.json_line(record[key], f'{key} {of}')},\n" for key in list(KEYS)[:-1]
-    ]
+    keys = [*list(KEYS)[:-1], *(key for key in ("environment",) if key in record)]
+    head = [f" {json.dumps(key)}: {files.json_line(record[key], f'{key} {of}')},\n" for key in keys]
     lines = [files.json_line(row, f"row {index} {of}") for index, row in enumerate(record["rows"])]
     rows = ",\n".join(f"  {line}" for line in lines)
     return "{\n" + "".join(head) + ' "rows": [' + (f"\n{rows}\n " if rows else "") + "]\n}\n"
@@ -82,8 +83,20 @@ def save(record: dict, to: pathlib.Path | None = None) -> pathlib.Path:
     """Write a record under `to` (default: results/) and return its path. ValueError as `make_record` and `to_json`."""
     _check_name(record["experiment"])
     path = (to or results_folder()) / gpu_folder(record) / file_name(record["experiment"])
-    files.write_atomically(path, to_json(record))
+    files.write_atomically(path, to_json(with_environment(record)))
     return path
+
+
+def with_environment(record: dict) -> dict:
+    """Return a record with its `environment`, if its experiment is one of the course's. It never raises."""
+    if record["experiment"] not in EXPERIMENTS and os.environ.get("TILES_RECORD") != "1":
+        return record
+    try:
+        found = environment.describe(record["experiment"], record["device"]["name"], record["rows"])
+    except Exception as error:  # figures that took minutes are kept also where this fails
+        print(f"The environment of {record['experiment']} is not recorded: {device.first_line(error)}.")
+        return record
+    return record | ({"environment": found} if found else {})
 
 
 def _refuse_constant(name: str):

@@ -157,9 +157,14 @@ def _find_part(thing: Any, whole: str) -> str:
 @functools.cache
 def dump_normalised(code: str, whole: str) -> list[str]:
     """Return the normalised statements of `code`, which is a part of the file with the text `whole`."""
-    body = _Normalise(_imported_course_modules(whole)).visit(ast.parse(code)).body
+    return normalise(ast.parse(code).body, whole)
+
+
+def normalise(statements: list[ast.stmt], whole: str) -> list[str]:
+    """Return statements of the file with the text `whole` without what cannot change a measurement; changes them."""
+    tree = _Normalise(_imported_course_modules(whole)).visit(ast.Module(statements, []))
     # not ast.unparse: its quotes differ between 3.11 and 3.12
-    return [ast.dump(statement) for statement in body]
+    return [ast.dump(statement) for statement in tree.body]
 
 
 def source_hash(*things: Any) -> str:

@@ -1,4 +1,4 @@
-"""Compute four mechanisms of the course step by step: the ring, the warp roles, the raster and softmax in pieces.
+"""Compute five mechanisms of the course step by step: ring, warp roles, raster, softmax in pieces, and experts.
 
 Each is a small simulation of its rules. It returns a list of states, one per step, with a sentence `say` in each.
 tilelab/views/stepper.py draws them.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 TILES, PROGRAMS, GROUP_M = 64, 264, 8  # of the raster: 8192 cubed in tiles of 128 × 128, two programs per SM
 # 128 rows of 8,192 bf16; L2 of an H200; parts that a strip is loaded in
 STRIP_MIB, L2_MIB, PARTS = (2.0, 60.0, 8)
 SCORES = ((1, 3), (5, 2), (4, 1))  # of one query, in blocks of two keys
+EXPERT_ROWS, TILE_ROWS, TILE_COLUMNS, SHARERS = (70, 0, 133, 1), 128, 2, 3  # of a grouped product; programs
 VALUES = (((8, 0), (4, 4)), ((2, 8), (0, 16)), ((4, 2), (16, 0)))  # the row of V for each key
 
 
@@ -301,4 +303,55 @@ def run_softmax() -> list[dict]:
         keep(say, block, (rescale,), new=True)
     out, weights = [x / row_sum for x in out], [weight / row_sum for weight in weights]
     keep(f"At the end the output is divided by the sum, {format_number(row_sum)}.", len(SCORES))
+    return steps
+
+
+def find_tile(tile_id: int, sums: list[int]) -> dict[str, int]:
+    """Return the expert of a tile, its first row and column in C, and where the expert's rows end."""
+    expert = sum(each <= tile_id for each in sums)
+    ends = [0, *itertools.accumulate(EXPERT_ROWS)]
+    tile, tiles_m = tile_id - (sums[expert - 1] if expert else 0), -(-EXPERT_ROWS[expert] // TILE_ROWS)
+    row = ends[expert] + tile % tiles_m * TILE_ROWS
+    return {
+        "tile_id": tile_id,
+        "expert": expert,
+        "row": row,
+        "column": tile // tiles_m,
+        "end": ends[expert + 1],
+    }
+
+
+def run_experts() -> list[dict]:
+    """Return the states of a persistent grouped product: programs count the tiles once, then each finds its tiles."""
+    tiles = [-(-rows // TILE_ROWS) * TILE_COLUMNS for rows in EXPERT_ROWS]
+    sums, total = list(itertools.accumulate(tiles)), sum(EXPERT_ROWS)
+    now: list[dict | None] = [None] * SHARERS
+    state: dict = {"tiles": [], "sums": [], "done": [], "now": list(now), "latest": None}
+    offsets = ", ".join(map(str, itertools.accumulate(EXPERT_ROWS)))
+    steps = [
+        state | {"say": f"The offsets lie in the GPU's memory: {offsets}. Every program reads all of them."}
+    ]
+    state = state | {"tiles": tiles, "sums": sums}
+    say = f"Every program counts the tiles of each expert, with {TILE_COLUMNS} columns of tiles, and adds them up."
+    steps.append(state | {"say": f"{say} There are {sums[-1]} tiles for {SHARERS} programs."})
+    done: list[dict] = []
+    for tile_id in range(-(-sums[-1] // SHARERS) * SHARERS):
+        program = tile_id % SHARERS
+        if now[program]:
+            done = [*done, now[program]]
+        say = f"Program {program} comes to tile_id {tile_id}, but there are {sums[-1]} tiles: it ends."
+        if tile_id >= sums[-1]:
+            now[program] = None
+        else:
+            now[program] = tile = find_tile(tile_id, sums)
+            expert, first, last = tile["expert"], tile["row"], min(tile["row"] + TILE_ROWS, tile["end"])
+            found = f"{expert} sums are" if expert else "no sum is"
+            stored = f"rows {first} to {last - 1}" if last - first > 1 else f"row {first}"
+            say = f"Program {program}, tile_id {tile_id}: {found} at most {tile_id}, so it belongs to expert {expert}."
+            say += f" It stores {stored}."
+            if others := min(first + TILE_ROWS, total) - last:
+                say += f" Its box has {others} row{'s' * (others > 1)} of the next expert, too."
+            elif first + TILE_ROWS > total:
+                say += " The rest of its box lies beyond C."
+        steps.append(state | {"say": say, "done": done, "now": list(now), "latest": program})
     return steps

@@ -167,6 +167,61 @@ def draw_softmax(state: dict) -> list[dict]:
     return [_panel("weights", 220, bars), _panel("running values", 220, shapes)]
 
 
+def draw_experts(state: dict) -> list[dict]:
+    """Draw the tiles in C, whose rows are sorted by expert, and what each program does."""
+    scale, width, x = 1.15, 84, 132
+    ends = [0, *itertools.accumulate(mechanisms.EXPERT_ROWS)]
+    shapes = [_text(4, 16, "C, by rows of experts", bold=True)]
+    columns = range(mechanisms.TILE_COLUMNS)
+    for expert, (begin, end) in enumerate(itertools.pairwise(ends)):
+        if end > begin:
+            shapes += [
+                _box(x + width * at, 28 + begin * scale, width, (end - begin) * scale, "panel")
+                for at in columns
+            ]
+        y = 28 + scale * (begin + end) / 2 + {1: 16, 3: 12}.get(expert, 4)
+        rows = (
+            f"row {begin}" if end == begin + 1 else f"rows {begin} to {end - 1}" if end > begin else "no rows"
+        )
+        shapes.append(_text(4, y, f"{expert}: {rows}"))
+
+    def cover(tiles, rows_of, fill):
+        boxes = [(x + width * each["column"], 28 + first * scale, width, (last - first) * scale)
+                 for each in tiles for first, last in [rows_of(each)] if last > first]  # fmt: skip
+        return _boxes(boxes, fill)
+
+    def stored(tile):
+        return tile["row"], min(tile["row"] + mechanisms.TILE_ROWS, tile["end"])
+
+    def unstored(tile):
+        return stored(tile)[1], tile["row"] + mechanisms.TILE_ROWS
+
+    running = [tile for tile in state["now"] if tile]
+    latest = [] if state["latest"] is None else [state["now"][state["latest"]]]
+    shapes.append(cover(state["done"], stored, "wait"))
+    shapes.append(cover(running, stored, "product"))
+    shapes.append(cover(filter(None, latest), unstored, "warn"))
+    lines = [_text(4, 16, "what every program knows", bold=True)]
+    for y, name, values in ((40, "tiles", state["tiles"]), (62, "running sums", state["sums"])):
+        lines.append(_text(4, y, name))
+        lines += [
+            _text(150 + 50 * at, y, values[at] if values else "", anchor="end")
+            for at in range(len(mechanisms.EXPERT_ROWS))
+        ]
+    for program, tile in enumerate(state["now"]):
+        y = 92 + 84 * program
+        is_latest = program == state["latest"]
+        lines += [_box(4, y, 332, 74, "paper", "accent" if is_latest else "quiet")]
+        lines.append(_text(14, y + 20, f"program {program}", bold=True))
+        said = ("has no tile", "") if state["sums"] else ("reads the offsets", "")
+        if tile:
+            first, last = stored(tile)
+            rows = f"loads rows {first} to {tile['row'] + mechanisms.TILE_ROWS - 1}, stores {last - first}"
+            said = f"tile_id {tile['tile_id']}: expert {tile['expert']}, column {tile['column']}", rows
+        lines += [_text(14, y + 41, said[0]), _text(14, y + 62, said[1])]
+    return [_panel("C", 410, shapes), _panel("programs", 410, lines)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
     """A mechanism: its title, what its colours mean, its states, what draws one, and the steps of its still."""
@@ -213,6 +268,13 @@ MECHANISMS = {
         mechanisms.run_softmax,
         draw_softmax,
         still=(3, 5),
+    ),
+    "experts": Mechanism(
+        "Three programs share the tiles of four experts",
+        {"product": "stores now", "warn": "in the box, not stored", "wait": "stored before"},
+        mechanisms.run_experts,
+        draw_experts,
+        still=(2, 7),
     ),
 }
 
@@ -291,5 +353,5 @@ def draw_still(name: str) -> plots.Picture:
 
 
 def show(name: str) -> views.View:
-    """Return the view of a mechanism: "ring", "roles", "raster" or "softmax". ValueError for any other name."""
+    """Return the view of a mechanism, one of MECHANISMS. ValueError for any other name."""
     return views.View("stepper", make_data(name), picture=draw_still(name))

@@ -10,8 +10,11 @@ def _kib_loading(row: dict) -> int:
     return row["kib"] * max(1, row["stages"] - 1)
 
 
-def draw_in_flight(record) -> plots.Picture:
-    """Draw the speed of rings against the KiB that each SM has under way, and what Little's law predicts."""
+def draw_in_flight(record, versions=()) -> plots.Picture:
+    """Draw the speed of rings against the KiB that each SM has under way, and what Little's law predicts.
+
+    `versions` are rows of the ladder, of which `two_buffers` is drawn: two loads of 8 KiB are under way at most.
+    """
     if any("gbps" not in row for row in record.rows):
         return plots.new_figure([record], "These rings are not timed", record.label())[0]
     title = "Speed depends on the bytes under way more than on how they are cut"
@@ -22,6 +25,11 @@ def draw_in_flight(record) -> plots.Picture:
         axes.plot(*points, "o", color=tone, ms=5, label=f"buffers of {kib} KiB")
     first = min(record.rows, key=_kib_loading)
     torch_gbps = first["gbps"] / first["ratio"]
+    timed = [row["ratio"] for row in versions if row["version"] == "two_buffers" and row.get("ratio")]
+    for ratio in timed[-1:]:
+        look = {"color": "none", "mec": BLUE, "mew": 1.3, "ms": 6, "label": "two_buffers, at most 16 KiB"}
+        axes.plot(16, ratio * torch_gbps, "D", **look)
+    alone = f" A diamond for two_buffers: {timed[-1] * torch_gbps:.0f} at 16." if timed else ""
     reach = torch_gbps / first["gbps"] * _kib_loading(first)
     law = "Little's law with the latency of the smallest buffer"
     axes.plot([0, reach], [0, torch_gbps], ":", color=plots.GREY, linewidth=1.2, label=law)
@@ -35,7 +43,7 @@ def draw_in_flight(record) -> plots.Picture:
     )
     return figure.describe(
         f"{title}. A dot for each ring with buffers of 4, 8 or 16 KiB; a dotted line for Little's law, a dashed one "
-        f"for {first['peer']} at {torch_gbps:.0f}. GB/s over the KiB under way per SM: {said}."
+        f"for {first['peer']} at {torch_gbps:.0f}. GB/s over the KiB under way per SM: {said}.{alone}"
     )
 
 

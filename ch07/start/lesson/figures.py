@@ -110,16 +110,15 @@ def draw_need(machine: Machine, tiles=TILES) -> plots.Picture:
     source = _sources(f"for {machine.tflops:.0f} TFLOP/s, {machine.label}", of_l2)
     figure, axes = plots.new_figure(tiles, title, source, 2.75)
     axes.bar(range(len(tiles)), need, 0.6, color=lighten(BLUE, 0.6))
-    for x, value in enumerate(need):
-        text, look = f"{value:.{0 if value > 20 else 1}f}", {"textcoords": "offset points", "ha": "center"}
-        behind = {"facecolor": "white", "edgecolor": "none", "pad": 0}  # it hides a line
-        axes.annotate(text, (x, value), (0, 4), fontsize=7.5, bbox=behind, **look)
-    lines = ((machine.copy_tbps, "DRAM: a copy", ORANGE), (machine.l2_tbps, "L2: at least", GREEN))
+    lines = (
+        (machine.copy_tbps, "DRAM, in a copy:", ORANGE),
+        (machine.l2_tbps, "L2, in a GEMM: at least", GREEN),
+    )
     for value, text, tone in lines:
         if value:
-            axes.axhline(value, color=tone, linewidth=1.2, label=f"{text}, {value:.1f} TB/s")
-    axes.set_xticks(range(len(tiles)), names)
-    axes.set_xlabel("tile of C", fontsize=8)
+            axes.axhline(value, color=tone, linewidth=1.2, label=f"{text} {value:.1f} TB/s")
+    axes.set_xticks(range(len(tiles)), [f"{name}\n{tbps:.1f} TB/s" for name, tbps in zip(names, need)])
+    axes.set_xlabel("tile of C, and what it needs", fontsize=8)
     axes.set_ylabel("TB/s that all SMs need", fontsize=8)
     axes.legend(fontsize=7.5, frameon=False, loc="upper right")
     bars = ", ".join(f"{name}: {tbps:.1f}" for name, tbps in zip(names, need))

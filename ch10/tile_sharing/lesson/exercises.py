@@ -115,24 +115,23 @@ def show_clusters(ladder: lesson.Ladder, kernel, launch: Callable):
     if any("ratio" not in row for row in record.rows):
         return record.label()
     rows = {(row["cluster"], row["receivers"]): row for row in record.rows}
-    title = "Two blocks that only wait for each other: {:.2f} × one block; that share loads, too: {:.2f} ×".format(
+    title = "Two blocks that wait for each other reach {:.2f} of one block's speed; with shared loads, {:.2f}".format(
         *(rows[1, 1]["ms"] / rows[2, receivers]["ms"] for receivers in (1, 2))
     )
     figure, axes = plots.new_figure(record.rows, title, record.label(), 2.5)
-    for label, style, keys in (
-        ("each block loads for itself", "s--", ((1, 1), (2, 1), (4, 1))),
-        ("each load serves all blocks", "o-", ((1, 1), (2, 2), (4, 4))),
+    for label, style, tone, keys in (
+        ("each block loads for itself", "s--", plots.colour("proposed"), ((1, 1), (2, 1), (4, 1))),
+        ("each load serves all blocks", "o-", plots.colour("best"), ((1, 1), (2, 2), (4, 4))),
     ):
         speeds = [rows[key]["gbps"] for key in keys]
         spreads = [rows[key]["spread"] / rows[key]["ratio"] * rows[key]["gbps"] for key in keys]
-        axes.errorbar(
-            [key[0] for key in keys], speeds, spreads, fmt=style, markersize=5, capsize=3, label=label
-        )
+        look = {"fmt": style, "color": tone, "markersize": 5, "capsize": 3, "label": label}
+        axes.errorbar([key[0] for key in keys], speeds, spreads, **look)
     axes.set_xticks([1, 2, 4])
-    axes.set(
-        xlabel="blocks of a cluster", ylabel="GB/s", ylim=(0, 1.12 * max(row["gbps"] for row in record.rows))
-    )
-    axes.legend(fontsize=7, frameon=False)
+    axes.set_ylim(0, 1.12 * max(row["gbps"] for row in record.rows))
+    axes.set_xlabel("blocks of a cluster", fontsize=8)
+    axes.set_ylabel("GB/s", fontsize=8)
+    axes.legend(fontsize=7.5, frameon=False)
     speeds = ", ".join(
         f"{row['gbps']:.0f} for {row['cluster']} with loads for {row['receivers']}" for row in record.rows
     )

@@ -340,6 +340,15 @@ def draw_still(recordings: list[dict], names: list[str], until: int, origin: str
     )
 
 
+def draw_next_tile(found: results.Record) -> plots.Picture:
+    """Return a picture of the rows of `measure_events` around the first store of the persistent kernel."""
+    rows = [row for row in found.rows if row["name"] == "persistent"]
+    middle = next(row["begin"] for row in rows if row["event"] == "store")
+    around = [row for row in rows if row["begin"] >= middle - 5000 and row["end"] <= middle + 7000]
+    title = "One SM of an H200: loads of the next tile run ahead of the stores"
+    return figures.draw_timeline(around, title=title, source=found.label())
+
+
 # ---- what recording costs, and whether the timeline agrees with the profiler
 
 OVERHEAD_SHAPE = (4096, 4096, 4096)

@@ -63,7 +63,8 @@ def describe_lowest(held_out: Sequence[dict], count: int = 6) -> list[dict]:
         "late_ratio": "without early launch",
         "again": "cuBLAS again",
     }
-    rows = ({title: row[key] for key, title in names.items()} for row in find_slow(held_out)[:count])
+    slow = (row | {"shape": " × ".join(map(str, row["shape"]))} for row in find_slow(held_out)[:count])
+    rows = ({title: row[key] for key, title in names.items()} for row in slow)
     return [{key: round(at, 3) if isinstance(at, float) else at for key, at in row.items()} for row in rows]
 
 

@@ -26,8 +26,8 @@ def draw_sums(record) -> plots.Picture:
     axes.set_xlabel("K", fontsize=8)
     axes.set_ylabel("largest error / largest element", fontsize=8)
     axes.axhline(2**-9, color="#999999", linewidth=0.8, linestyle="--")
-    axes.text(sizes[0], 2**-9 * 1.1, "half a step of bf16", fontsize=6.5, va="bottom")
-    axes.legend(fontsize=7)
+    axes.text(sizes[0], 2**-9 * 1.1, "half a step of bf16", fontsize=7, va="bottom")
+    axes.legend(fontsize=7.5, frameon=False, loc="upper left")
     ends = {name: [record.rows[index][name] for index in (0, -1)] for name in ("one sum", "promoted")}
     (one, longest), (first, last) = ends["one sum"], ends["promoted"]
     return figure.describe(
@@ -52,7 +52,7 @@ def draw_in_flight(rows) -> plots.Picture:
         color=[ORANGE if row["plan"] == "attempt 2" else BLUE for row in rows],
     )
     axes.axvline(rows[0]["latency us"], color="black", linestyle="--", linewidth=1)
-    axes.text(rows[0]["latency us"], -0.75, "latency of a load", fontsize=6.5, ha="right")
+    axes.text(rows[0]["latency us"], -0.75, "latency of a load", fontsize=7, ha="right")
     axes.invert_yaxis()
     axes.set_xlabel("microseconds hidden by the stages in flight", fontsize=8)
     axes.tick_params(labelsize=7)

@@ -1,6 +1,6 @@
 """The bug hunt as a decision tree: the reader chooses which axis to bisect next, and real builds answer.
 
-    decision_tree.Tree("loop", "3.5.1", "sm_100a", LOOP="carry both guarded", LOADS="device", num_warps=8)
+    decision_tree.Tree("loop", "3.5.0", "sm_100a", LOOP="carry both guarded", LOADS="device", num_warps=8)
 
 Builds are live if that Triton is available, else they come from the record. The path stays in the notebook as a picture
 and as text when the widgets are gone.

@@ -168,13 +168,14 @@ def measure_decoder():
 
 
 def tabulate_decoder(record: results.Record) -> results.Table:
-    """Return the table of the decoder block's speed, with the time of its products and of what is between them."""
+    """Return the table of the decoder block's speed, with the times of its products, of attention and of the rest."""
     columns = {
         "tokens": "tokens",
         "name": "variant",
         "ratio": "× eager",
         "call_ratio": "× eager, plain calls",
         "products_ms": "products, ms",
+        "attention_ms": "attention, ms",
         "other_ms": "other, ms",
         "error": "error",
     }

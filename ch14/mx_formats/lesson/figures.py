@@ -197,7 +197,7 @@ def errors_picture(rows: list[dict], names: dict[str, str]) -> plots.Picture:
     figure, axes = plots.new_figure(
         rows,
         "RMS error of each format, side by side",
-        "256 x 1,024 numbers per kind of data; error over the RMS of the data; computed here",
+        "256 × 1,024 numbers per kind of data; error over the RMS of the data; computed here",
         0.9 + 0.36 * len(names),
     )
     for index, (kind, tone, marker) in enumerate(zip(errors.DATA, QUARTERS, "osD^")):

@@ -21,7 +21,7 @@ EVERY = {
 }
 EVERY = dict(EVERY.values())
 OTHERS = [name for name in EVERY if name not in STEPS]
-SAMPLE = [*(name for name in EVERY if name in STEPS), *OTHERS[::4]]
+SAMPLE = [*(name for name in EVERY if name in STEPS), *OTHERS[::8]]
 FAULTS = experiments.fault_patches()
 
 

@@ -113,9 +113,6 @@ def test_every_variant_is_one_graph_without_breaks():
             for marked, graphs_after in ((True, [1, 1, 1]), (False, [1, 2, 2])):
                 inputs = decoder_timing._make_inputs(decoder_block.LLAMA_3_8B, decoder_timing.CALLS, "cpu")
                 torch._dynamo.reset()
-                if marked:
-                    assert torch._dynamo.explain(block)(inputs[0].clone()).graph_break_count == 0
-                    torch._dynamo.reset()
                 compiled, graphs = decoder_timing.compile_and_count(block, lambda graph, _: graph.forward)
                 assert decoder_timing.count_graphs(compiled, graphs, inputs, marked) == graphs_after
             calls = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]

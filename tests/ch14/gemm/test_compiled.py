@@ -13,14 +13,14 @@ from tilelab.sweeps.sweep import Sweep
 
 pytestmark = pytest.mark.compile
 UNITS = {"wgmma": "wgmma", "tcgen05_mma": "tcgen05", "mma_sync": "mma.sync"}
-# One target of each family, and each, or each third, configuration of a set. float8 halves the bytes of a tile, which
+# One target of each family, and each, or each fourth, configuration of a set. float8 halves the bytes of a tile, which
 # the model counts alike on all of them.
 HOPPER = [
     ("sm_90a", "bf16", "conservative", 1),
     ("sm_90a", "bf16", "proposed", 1),
-    ("sm_90a", "bf16", "course", 3),
+    ("sm_90a", "bf16", "course", 4),
 ]
-BUILT = [*HOPPER, ("sm_100a", "bf16", "proposed", 1), ("sm_120a", "fp8", "course", 3)]
+BUILT = [*HOPPER, ("sm_100a", "bf16", "proposed", 1), ("sm_120a", "fp8", "course", 4)]
 OTHERS = [("sm_90a", "fp8", "proposed", 1), ("sm_90a", "bf16", "course", 1), ("sm_100a", "bf16", "course", 1)]
 OTHERS += [("sm_120a", "bf16", None, 1), ("sm_120a", "fp8", "course", 1)]
 

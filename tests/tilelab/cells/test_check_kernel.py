@@ -49,7 +49,7 @@ def test_a_kernel_whose_branches_close_the_same_bracket_is_read_to_its_end(tmp_p
 
 @cases(
     "change, line, said",
-    (('"n"(4 * TILE));', '"n"(8 * TILE));'), 7, "still lacks 0 of 1 arrivals and 1024 bytes"),
+    (('"n"(4 * TILE));', '"n"(8 * TILE));'), 7, "has 1 of 1 arrivals and still lacks 1024 bytes"),
     (("b64 [%0], 1;", "b64 [%0], 2;"), 7, "lacks 1 of 2 arrivals"),
     (
         ('"l"(x + i * TILE), "n"(4 * TILE)', '"l"(x + i * TILE), "n"(4 * TILE - 4)'),

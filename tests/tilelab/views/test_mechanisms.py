@@ -101,6 +101,23 @@ def test_softmax_in_pieces_is_softmax():
     assert found == pytest.approx([sum(w * row[d] for w, row in zip(weights, rows)) for d in (0, 1)])
 
 
+def test_programs_store_each_row_of_each_expert_once():
+    *_, last = mechanisms.run_experts()
+    tiles = [*last["done"], *filter(None, last["now"])]
+    assert (
+        sorted(tile["tile_id"] for tile in tiles) == list(range(sum(last["tiles"])))
+        and last["now"][2] is None
+    )
+    stored = [
+        (row, tile["column"])
+        for tile in tiles
+        for row in range(tile["row"], min(tile["row"] + 128, tile["end"]))
+    ]
+    assert sorted(stored) == [
+        (row, column) for row in range(sum(mechanisms.EXPERT_ROWS)) for column in (0, 1)
+    ]
+
+
 @pytest.mark.parametrize("name", stepper.MECHANISMS)
 def test_a_still_can_be_read_and_shows_steps_that_exist(name):
     picture = stepper.draw_still(name)
@@ -110,7 +127,7 @@ def test_a_still_can_be_read_and_shows_steps_that_exist(name):
 
 
 def test_an_unknown_mechanism_is_named():
-    says = "unknown mechanism 'rings'; choose one of ring, roles, raster, softmax."
+    says = "unknown mechanism 'rings'; choose one of ring, roles, raster, softmax, experts."
     with pytest.raises(ValueError, match=says):
         stepper.show("rings")
 

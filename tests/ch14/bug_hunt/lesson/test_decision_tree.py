@@ -17,7 +17,7 @@ def no_environment(monkeypatch, tmp_path):
 
 
 def tree(**choice):
-    return Tree("loop", "3.5.1", "sm_100a", **START | choice)
+    return Tree("loop", "3.5.0", "sm_100a", **START | choice)
 
 
 def test_axis_by_axis_to_the_smallest_trigger():
@@ -38,7 +38,7 @@ def test_axis_by_axis_to_the_smallest_trigger():
 def test_it_can_go_on_by_itself_and_start_over():
     one = tree()
     one.buttons["search"].click()
-    assert one.sentence.startswith("Triton 3.5.1, sm_100a") and one.sentence in one.text and one.steps
+    assert one.sentence.startswith("Triton 3.5.0, sm_100a") and one.sentence in one.text and one.steps
     one.buttons["again"].click()
     assert one.steps == [] and one.sentence == "" and one.config["LOOP"] == "carry b"
 
@@ -66,7 +66,7 @@ def test_what_nobody_has_built_is_told_and_nothing_is_lost():
     one = tree()
     one.bisect("num_stages")
     one.menus["target"].value = "sm_90a"
-    assert "is recorded: make one with python -m ch14.bug_hunt --triton 3.5.1" in one.problem
+    assert "is recorded: make one with python -m ch14.bug_hunt --triton 3.5.0" in one.problem
     assert one.config["num_stages"] == 2 and one.row is None and one.problem in one.text
     one.menus["target"].value = "sm_100a"
     assert one.row["outcome"] == "fails" and not one.problem
@@ -83,7 +83,7 @@ def test_an_axis_at_its_simplest():
 )
 def test_no_choice(arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
-        Tree(**{"triton": "3.5.1", **arguments})
+        Tree(**{"triton": "3.5.0", **arguments})
     with pytest.raises(ValueError, match="unknown axis 'TILE'; choose one of LOOP"):
         tree().bisect("TILE")
 

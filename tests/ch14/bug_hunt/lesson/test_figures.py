@@ -15,7 +15,7 @@ LOOP = HUNTS["loop"]
 @functools.cache
 def draw(name):
     if name == "path":
-        found = bug_hunt.find(Builds(LOOP, "3.5.1", "sm_100a", experiments.load_record("loop").rows))
+        found = bug_hunt.find(Builds(LOOP, "3.5.0", "sm_100a", experiments.load_record("loop").rows))
         return figures.path_picture(LOOP, found.steps, "To the smallest trigger", "made up")
     if name == "rule":
         rows = [
