@@ -47,7 +47,7 @@ MODULES = {
 }
 OWN_FOLDER = ("cutile", "tilelang", "helion")
 LIBRARIES = ("deep_gemm", "quack")  # kernels that the languages' users would take from a library
-FOLDER = pathlib.Path(__file__).parent.parent
+FOLDER = pathlib.Path(__file__).parent.parent / "kernels"
 RAGGED = ((1000, 1000, 1000), (333, 520, 136), (4097, 4104, 4112))
 # What a listing of SASS shows: loads, stores, barriers, products and registers that change hands.
 INSTRUCTIONS = re.compile(r"\b(UTMA[A-Z]+|LDGSTS|HGMMA|WARPGROUP|SYNCS|USETMAXREG|STG|STSM|BAR\.SYNC)\b")
@@ -95,7 +95,7 @@ def load(name: str, path: str) -> Callable:
             return functools.partial(peer._prepare_config, config)
         return peer.prepare_gemm
     if name == "cuda":
-        from ch14.languages import cuda_host
+        from ch14.languages.kernels import cuda_host
 
         return functools.partial(cuda_host.prepare, path)
     spec = importlib.util.spec_from_file_location(f"{name}_gemm", path)
@@ -103,7 +103,9 @@ def load(name: str, path: str) -> Callable:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     if name in ("cute", "gluon"):
-        return functools.partial(importlib.import_module(f"ch14.languages.{name}_host").prepare, module.gemm)
+        return functools.partial(
+            importlib.import_module(f"ch14.languages.kernels.{name}_host").prepare, module.gemm
+        )
     return module.prepare
 
 
@@ -270,7 +272,7 @@ class Worker:
     def find_cubin(self, tensors, config: dict, result) -> bytes | None:
         """Return the compiled kernel of the launch that has just returned `result`, where it can be found."""
         if self.name == "cuda":
-            from ch14.languages import cuda_host
+            from ch14.languages.kernels import cuda_host
             from tilelab.runtime import device
 
             return cuda_host.compile_kernel(self.path, device.current().target, **config)

@@ -37,7 +37,7 @@ def test_every_mistake_can_be_planted(name):
 
 @pytest.mark.compile
 def test_the_cuda_kernel_multiplies_by_wgmma_from_tma_without_spills():
-    from ch14.languages import cuda_host
+    from ch14.languages.kernels import cuda_host
 
     code = cuda_host.compile_kernel(worker.find_source("cuda"), "sm_90a", **configs.CONFIGS["cuda"][0])
     counts = cubin.sass_counts(code)

@@ -5,7 +5,7 @@ from cutlass import BFloat16, Float32, cute, pipeline
 from cutlass.cute.nvgpu import warp, warpgroup
 from cutlass.utils import SmemAllocator
 
-from ch14.languages.cute_host import partition
+from ch14.languages.kernels.cute_host import partition
 
 
 def multiply(
