@@ -112,22 +112,33 @@ BAD = {  # {module: {arguments: what is said}}; the arguments are bad usage
 }
 NEEDS = {  # what a machine without a GPU is told, for some arguments
     "ch07.bulk_copy": {"": "a bulk copy needs TMA"},
-    "ch07.resample": {
-        f"--mode {mode}": "resample needs TMA" for mode in ("correctness", "performance", "ncu", "single_run")
-    },
+    "ch07.resample": {"--mode performance --dtype float32": "ch07_resample_ladder holds no such row"},
     "ch10.tile_pipeline": {
         "": "needs TMA (compute capability 9.0 or newer); here is no GPU (torch is a CPU build): "
     },
     "ch10.wgmma_gemm": {"": "needs WGMMA"},
     "ch14.attention": {"": "compile it with --target sm_100a."},
-    "ch14.compiled": {"": "needs TMA", "--workload attention --mode flash --json -": "needs TMA"},
     "ch14.descriptors": {"": "compile them with --target sm_90a."},
     "ch14.fp4_decode": {"": "compile them with --target sm_90a."},
     "ch14.fp8_gemm": {"": "needs WGMMA"},
-    "ch14.gemm": dict.fromkeys(("", "--copy", "--sweep"), "needs TMA"),
+    "ch14.gemm": dict.fromkeys(("", "--sweep"), "needs TMA"),
     "ch14.mx_formats": {
         "": "timing needs a GPU; here is no GPU (torch is a CPU build): compile with --target."
     },
+}
+
+
+SHOWS = {  # what it shows instead, of its record or of what it compiles
+    "ch07.resample": {
+        "": "ch07_resample_check: recorded on NVIDIA H200",
+        "--mode performance --kernel all": "search_a_thread 1024 x 1024 x 2048 x 128",
+        "--mode ncu --kernel lane0_search": "dram_percent",
+    },
+    "ch14.compiled": {
+        "": "ch14_compiled_cells: recorded on NVIDIA H200",
+        "--workload attention --mode flash --json -": '"name": "flash"',
+    },
+    "ch14.gemm": {"--copy": "ch14_gemm_copy: recorded on NVIDIA H200"},
 }
 
 
@@ -156,6 +167,40 @@ def test_bad_usage_is_one_line_and_two(capsys, monkeypatch, tmp_path, module, ar
 def test_without_a_gpu_it_is_one_line_and_two(capsys, monkeypatch, module, arguments, said):
     monkeypatch.setattr(device, "current", lambda: commands.NO_GPU)
     assert_refused(capsys, module, arguments, said)
+
+
+@pytest.mark.parametrize("module, arguments, said", flatten(SHOWS))
+def test_without_a_gpu_it_shows_its_record(capsys, monkeypatch, module, arguments, said):
+    monkeypatch.setattr(device, "current", lambda: commands.NO_GPU)
+    status, out, err = commands.run(capsys, module, arguments)
+    assert status == 0 and not err and said in out
+    assert module == "ch14.gemm" or "--json -" in arguments or "Nothing is measured here (no GPU" in out
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "module, arguments, said",
+    [
+        ("ch07.resample", "--mode single_run", "compiled for sm_90a"),
+        ("ch14.gemm", "--copy --target sm_100a", "256×256 · 16 warps · 5 stages"),
+        (
+            "ch14.blockscaled",
+            "--mma_tiler_mn 256,128 --cluster_shape_mn 2,1 --benchmark_mode",
+            "compiled for sm_100a",
+        ),
+    ],
+)
+def test_without_a_gpu_it_compiles(capsys, monkeypatch, module, arguments, said):
+    monkeypatch.setattr(device, "current", lambda: commands.NO_GPU)
+    status, out, err = commands.run(capsys, module, arguments)
+    assert status == 0 and not err and said in out
+
+
+def test_the_command_line_of_the_gemm_obeys_the_variable(monkeypatch):
+    parse = commands.find("ch14.gemm").parse
+    monkeypatch.setenv("TILES_GEMM_CONFIG", "conservative")
+    assert parse([]).config == "conservative" and parse(["--config", "proposed"]).config == "proposed"
+    assert parse(["--sweep"]).config == "best"
 
 
 @pytest.mark.parametrize("module", BAD)

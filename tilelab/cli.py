@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -236,6 +237,20 @@ def configs(named: Callable[[Options], dict], default: str, help: str) -> Option
 JSON = file("write one JSON object to PATH, - for standard output")
 
 # ---- the command
+
+
+def show_recorded(
+    options: Options, record: results.Record, rows: Iterable[dict], instead: str = ""
+) -> results.Record:
+    """Say that nothing is measured here, and return a record with only these of its rows; Unsupported for none."""
+    here, kept = device.current().describe(), list(rows)
+    if not kept:
+        raise device.Unsupported(
+            f"{record.experiment} holds no such row, and here is {here}{instead and ': '}{instead}"
+        )
+    options.say(f"Nothing is measured here ({here}). These rows were recorded, at the shapes that they name.")
+    return dataclasses.replace(record, data=record.data | {"rows": kept})
+
 
 Action = Callable[[Options], "list[dict] | results.Record | int"]
 

@@ -147,12 +147,8 @@ def make_tensor_map(
     swizzle: str = "none",
     l2_promotion: str = "128B",
     fill: str = "zero",
-    shape: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
 ) -> TensorMap:
     """Return a tiled tensor map of a CUDA tensor, a kernel's argument.
-
-    It has another shape and other strides, in elements, where both are given; they may reach beyond the tensor.
 
     `box` is in elements, innermost last like the tensor's shape. Elements of a box outside of the tensor are loaded as
     `fill` and never stored. The map holds the tensor's address, so keep the tensor alive. Raises ValueError as
@@ -167,10 +163,9 @@ def make_tensor_map(
             f"a tensor map holds {', '.join(str(dtype)[6:] for dtype in DTYPES)}; the tensor is "
             f"{str(tensor.dtype)[6:]}."
         )
-    shape, strides = shape or tensor.shape, strides or tensor.stride()
     check_describable(
-        shape,
-        strides,
+        tensor.shape,
+        tensor.stride(),
         tensor.element_size(),
         tensor.data_ptr(),
         box,
@@ -185,23 +180,23 @@ def make_tensor_map(
         raise ValueError(f"a tensor map describes GPU memory; the tensor is on {tensor.device}: move it.")
     # Torch allows any stride for an extent of 1; the driver demands a multiple of 16 bytes for it too.
     # Strides are in bytes, the innermost first.
-    pitches, whole = ([], -(-shape[-1] * tensor.element_size() // 16) * 16)
-    for extent, stride in list(zip(shape, strides))[-2::-1]:
-        pitches.append(stride * tensor.element_size() if extent > 1 else whole)
-        whole = max(whole, pitches[-1] * extent)
+    strides, whole = ([], -(-tensor.shape[-1] * tensor.element_size() // 16) * 16)
+    for extent, stride in list(zip(tensor.shape, tensor.stride()))[-2::-1]:
+        strides.append(stride * tensor.element_size() if extent > 1 else whole)
+        whole = max(whole, strides[-1] * extent)
 
     def choose(enum: str, value: str):
         return getattr(getattr(driver, f"CUtensorMap{enum}"), f"CU_TENSOR_MAP_{value}")
 
     status, encoded = driver.cuTensorMapEncodeTiled(
         choose("DataType", f"DATA_TYPE_{DTYPES[tensor.dtype]}"),
-        len(shape),
+        tensor.ndim,
         tensor.data_ptr(),
-        [driver.cuuint64_t(extent) for extent in shape[::-1]],
+        [driver.cuuint64_t(extent) for extent in tensor.shape[::-1]],
         # One dimension has no stride, but the driver refuses a null pointer.
-        [driver.cuuint64_t(size) for size in pitches or [whole]],
+        [driver.cuuint64_t(size) for size in strides or [whole]],
         [driver.cuuint32_t(extent) for extent in box[::-1]],
-        [driver.cuuint32_t(1)] * len(shape),
+        [driver.cuuint32_t(1)] * tensor.ndim,
         choose("Interleave", "INTERLEAVE_NONE"),
         choose("Swizzle", "SWIZZLE_NONE" if swizzle == "none" else f"SWIZZLE_{swizzle}"),
         choose(
@@ -211,5 +206,5 @@ def make_tensor_map(
         choose("FloatOOBfill", "FLOAT_OOB_FILL_" + ("NONE" if fill == "zero" else "NAN_REQUEST_ZERO_FMA")),
     )
     if status:
-        raise RuntimeError(f"the driver refused a tensor map of {tuple(shape)}: {status.name}.")
+        raise RuntimeError(f"the driver refused a tensor map of {tuple(tensor.shape)}: {status.name}.")
     return TensorMap(encoded)

@@ -12,7 +12,7 @@ import ctypes
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,16 @@ SWIZZLES = list(tensor_map.SWIZZLES)  # Triton numbers them as the driver does
 
 class UnknownParameters(RuntimeError):
     """The kernels of this Triton take other parameters than Triton 3.6 and 3.7 give them."""
+
+
+class _Described:
+    """Memory with a descriptor's shape and strides. A ragged one reaches beyond its tensor, which no view may."""
+
+    def __init__(self, memory: torch.Tensor, shape: Sequence[int], strides: Sequence[int]):
+        self.memory, self.shape, self.ndim, self.stride = memory, tuple(shape), len(shape), lambda: strides
+
+    def __getattr__(self, name: str):
+        return getattr(self.memory, name)
 
 
 def parameter_bytes(ptx: str) -> list[int]:
@@ -59,10 +69,8 @@ def make_parameters(
             memory = given.base.view(torch.uint8) if given.base.itemsize == 1 else given.base
             made = [
                 encode(
-                    memory,
+                    _Described(memory, given.shape, given.strides),
                     meta["block_size"],
-                    shape=tuple(given.shape),
-                    strides=tuple(given.strides),
                     swizzle=SWIZZLES[meta["swizzle"]],
                     fill="nan" if given.padding == "nan" else "zero",
                 ),

@@ -9,6 +9,7 @@ from ch07.resample import BEST, ELEMENTS, LADDER
 from ch07.resample.lesson import experiments
 from tilelab import cli
 from tilelab.measure import bench
+from tilelab.records import results
 from tilelab.runtime import device
 
 
@@ -63,9 +64,32 @@ def _profile(options: cli.Options) -> list[dict]:
 MODES = {"correctness": _verify, "performance": _time, "ncu": _profile, "single_run": _launch}
 
 
-def _measure(options: cli.Options) -> list[dict]:
-    device.require("has_tma", "resample", "compile it with --target sm_90a")
-    return MODES[options.mode](options)
+def _show_recorded(options: cli.Options) -> results.Record | list[dict]:
+    """Return the recorded rows of the kernels; a single launch is compiled instead."""
+    if options.mode == "single_run":
+        options.say(f"Nothing runs here ({device.current().describe()}). It is compiled for sm_90a.")
+        options.target = "sm_90a"
+        return COMMAND.build_configs(options)
+    record, dtype = RECORDED[options.mode].load(), str(options.dtype)[6:]
+    rows = [
+        {"kernel": row.get("name"), "us": 1e3 * row["ms"] if "ms" in row else None} | row
+        for row in record.rows
+    ]
+    chosen = (
+        row for row in rows if row["kernel"] in options.kernel and row.get("dtype", "bfloat16") == dtype
+    )
+    return cli.show_recorded(options, record, chosen, "compile it with --target sm_90a")
+
+
+RECORDED = {
+    "correctness": experiments.check_correctness,
+    "performance": experiments.measure_ladder,
+    "ncu": experiments.measure_counters,
+}
+
+
+def _measure(options: cli.Options) -> results.Record | list[dict]:
+    return MODES[options.mode](options) if device.current().has_tma else _show_recorded(options)
 
 
 COMMAND = cli.Command(
@@ -92,7 +116,8 @@ COMMAND = cli.Command(
         "target": cli.target(),
     },
     complete=_complete,
-    columns=f"kernel status ulps us gbps ratio {' '.join(experiments.METRICS)} registers smem UBLKCP reason",
+    columns="kernel shape dtype status ulps us gbps ratio "
+    f"{' '.join(experiments.METRICS)} registers smem UBLKCP reason",
     source=experiments.source,
     measure=_measure,
     job=lambda options, kernel: resample.job(kernel, options.target, options.dtype, options.shape),

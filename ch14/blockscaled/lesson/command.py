@@ -79,6 +79,8 @@ def _describe_tile(options: cli.Options, config: str) -> str:
     """Return a sentence that says why the requested tile does not apply to a kernel of the course."""
     choice = options.choice
     tile, cluster = ("{} x {}".format(*pair) for pair in (choice.mma_tiler_mn, choice.cluster_shape_mn))
+    if config.startswith("{}×{}×".format(*choice.mma_tiler_mn)):
+        return f"This kernel has the tile that was asked for, without a cluster: {config}."
     return (
         f"A tile of {tile} and a cluster of {cluster} are CUTLASS's words for a tcgen05 kernel; they do not apply "
         f"to this one, whose tile is its own: {config}."
@@ -89,14 +91,19 @@ def _choose_dot_scaled(options: cli.Options, kernel: str, target: str) -> tuple:
     """Return a configuration, with the requested tile if possible, a sentence about it, and why it cannot run."""
     every = native.configs(options.form, target, kernel).values()
     asked = []
-    if kernel == "native" and options.choice.cluster_shape_mn == (1, 1):  # 256 rows are two CTAs' in CUTLASS
-        tile = options.choice.mma_tiler_mn
+    (tile_m, tile_n), (cluster_m, _) = options.choice.mma_tiler_mn, options.choice.cluster_shape_mn
+    pair = tile_m == 256 and cluster_m % 2 == 0  # two CTAs share such a tile in CUTLASS
+    if kernel == "native":
+        tile = tile_m // 2 if pair else tile_m, tile_n
         asked = [config for config in every if (config.block_m, config.block_n) == tile]
     for config in asked or every:
         report = native.compile_config(options.form, config, target, C_DTYPES[options.c_dtype])
         if not (reason := native.rejection(report, options.form, config)):
             break
-    sentence = f"Triton's kernel has the tile that was asked for: {config}."
+    has = (
+        "what each of two CTAs has of the tile that was asked for" if pair else "the tile that was asked for"
+    )
+    sentence = f"Triton's kernel has {has}, without a cluster: {config}."
     return config, sentence if asked else _describe_tile(options, f"{config}"), reason
 
 
@@ -237,9 +244,11 @@ def _time(options: cli.Options, kernels: list[str]) -> dict[str, dict]:
 
 
 def _measure(options: cli.Options) -> list[dict]:
-    is_fp8 = options.forms == blockscaled.PAIR
-    instead = "compile it with --target sm_90a" if is_fp8 else "compile and plan it with --target sm_100a"
-    device.require("has_tma", "running a block-scaled GEMM", f"{instead}, or read the records in results/")
+    if not device.current().has_tma:
+        options.target = "sm_90a" if options.forms == blockscaled.PAIR else "sm_100a"
+        here = device.current().describe()
+        options.say(f"Nothing is measured here ({here}). It is compiled for {options.target}, and planned.")
+        return _compile(options)
     target = device.current().target
     kernels, (why, missing) = _choose_kernels(options, target)
     rows = {kernel: {"status": "ok", "reason": ""} for kernel in kernels}

@@ -1,6 +1,7 @@
 """The command of `ch14.gemm`: check, time, sweep, or compile for another GPU."""
 
 import dataclasses
+import os
 
 from tqdm import tqdm
 
@@ -11,7 +12,7 @@ from ch14.gemm.lesson import experiments
 from ch14.gemm.lesson.sweep import GemmSpace, grid, measure_claim
 from tilelab import cli
 from tilelab.records import results
-from tilelab.runtime import device
+from tilelab.runtime import build, device
 from tilelab.sweeps import tune
 from tilelab.sweeps.journal import Journal
 from tilelab.sweeps.sweep import Sweep
@@ -25,6 +26,8 @@ def _open_journal(path: str, options: cli.Options) -> Journal:
 
 
 def _complete(options: cli.Options) -> None:
+    if "config" not in options.given and not options.sweep:
+        options.config = os.environ.get("TILES_GEMM_CONFIG") or options.config
     if options.sweep and "config" in options.given:
         raise ValueError("--sweep brings its own configurations: leave out --config.")
     if options.dtype == "fp8" and options.layout == "n":
@@ -35,8 +38,17 @@ def _tune(options: cli.Options) -> int:
     return tune.run(GemmSpace, options.tune)
 
 
-def _measure_copies(options: cli.Options) -> results.Record:
-    device.require("has_tma", "timing the copy", "read results/")
+def _say_built(options: cli.Options, report: build.Report) -> dict:
+    row = report.row() | {"kernel": report.job.name}
+    options.say(format_row(row))
+    return row
+
+
+def _measure_copies(options: cli.Options) -> results.Record | list[dict]:
+    if options.target:
+        space = tile_copy_experiments.CopySpace(tile_copy_experiments.LARGE, "bf16", options.target)
+        chosen = {str(config): config for tiles in tile_copy_experiments.SETS.values() for config in tiles}
+        return [_say_built(options, report) for report in build.build(map(space.job, chosen.values()))]
     record = tile_copy_experiments.measure_copies()
     options.say(str(record))
     return record
@@ -137,13 +149,13 @@ COMMAND = cli.Command(
         ),
         "sweep": cli.flag("try a grid of 96 configurations, best predicted first"),
         "target": cli.target(),
-        "copy": cli.flag("time the copy configurations instead of the GEMM"),
+        "copy": cli.flag("time the copy configurations instead; recorded figures without a GPU"),
         "claim": cli.flag(f"time the note's two sets and the best tile at six sizes: {CLAIM}"),
         "tune": cli.tune(),
         "journal": cli.Option(JOURNAL.keywords["help"], _open_journal, metavar="PATH"),
     },
     complete=_complete,
-    alone={"copy": ("json",), "claim": ("json",), "tune": ()},
+    alone={"copy": ("json", "target"), "claim": ("json",), "tune": ()},
     actions={"tune": _tune, "copy": _measure_copies, "claim": _show_claim},
     source=experiments.source,
     measure=_run_sweep,

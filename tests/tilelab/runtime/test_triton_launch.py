@@ -43,8 +43,7 @@ def test_parameters_are_laid_out_as_triton_does():
     host, made, pointers = json.loads(pretended.run(PROGRAM))
     shape = [8, 512, 512, 1]
     assert host[0] == ["str", *shape, "str", *shape, 4, 1]
-    rest = {"shape": shape[:2], "strides": shape[2:], "swizzle": "128B", "fill": "zero"}
-    assert host[1] == [[[8, 64], rest]] * 2
+    assert host[1] == [[[8, 64], {"swizzle": "128B", "fill": "zero"}]] * 2
     assert host[2] == [0, *[None] * 4, 1, *[None] * 6]
     assert host[3] == [128, 4, 4, 8, 8, 128, 4, 4, 8, 8, 4, 4, 8, 8] and host[4] == 0
     assert made[0] == ["Tensor", "Tensor", 4096, 4] and made[4] == 256

@@ -200,6 +200,7 @@ def test_every_configuration_is_checked(small, monkeypatch):
         (dtype, swiglu): experiments.SETS[dtype, swiglu][:1] if swiglu else [tile]
         for dtype, tile in small_tile.items() for swiglu in (False, True)
     })  # fmt: skip
+    monkeypatch.setattr(experiments.verify, "__defaults__", (128,))  # K
     found = record("checks")
     assert [row["status"] for row in found.rows] == ["ok"] * 9, found.rows
     assert figures.describe_checks(found).count("largest error") == 9
