@@ -68,6 +68,14 @@ $(READY): requirements.txt requirements.lock pyproject.toml
 	.venv/bin/uv pip install -q -r requirements.txt -c requirements.lock
 	echo "$(CURDIR)" > $@
 
+# What 19_ch14_languages needs beside CuTe DSL and the libraries, which are in the extra `peers`. It lies in a folder of its
+# own, because TileLang wants an older apache-tvm-ffi than CuTe DSL, and cuTile newer compilers than torch.
+LANGUAGES := tilelang==0.1.15 apache-tvm-ffi==0.1.12 torch-c-dlpack-ext==0.1.5 z3-solver==4.15.4.0 helion==1.5.1 filecheck==1.0.6
+LANGUAGES += cuda-tile==1.7.0 nvidia-cuda-tileiras==13.5.37 nvidia-nvvm==13.5.37 nvidia-cuda-nvcc==13.5.37
+languages: $(READY)
+	.venv/bin/uv pip install -q -e .[peers]
+	.venv/bin/uv pip install -q --no-deps --target .venv/languages $(LANGUAGES)
+
 # Pin the newest versions that requirements.txt allows, with everything that they need.
 lock: $(READY)
 	.venv/bin/uv pip compile -q requirements.txt --universal --python-version 3.11 --no-emit-package tiles-in-flight \
@@ -76,4 +84,4 @@ lock: $(READY)
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
 
-.PHONY: lab demo test lint record compare site lock clean
+.PHONY: lab demo test lint record compare site languages lock clean

@@ -54,12 +54,13 @@ def test_form(path):
     assert lines(first)[0].startswith("# "), "the first cell is the title"
     assert "widgets" not in kept["metadata"], "widget state is saved: run `make record`"
     for number, cell in enumerate(kept["cells"]):
-        is_kernel = any(mark in "".join(cell["source"]) for mark in ("%%cuda", "@triton.jit", "@gluon.jit"))
+        marks = ("%%cuda", "%%language", "@triton.jit", "@gluon.jit")
+        is_kernel = any(mark in "".join(cell["source"]) for mark in marks)
         limit = 60 if is_kernel else 25 if cell["cell_type"] == "code" else 40
         counted = [
             line
             for line in lines(cell)
-            if not line.startswith(("import ", "from ")) or cell["cell_type"] != "code"
+            if not line.startswith(("import ", "from ", "#include ")) or cell["cell_type"] != "code"
         ]
         assert len(counted) <= limit, f"cell {number} is longer than {limit} lines: {lines(cell)[0]}"
     for cell in code:

@@ -161,7 +161,7 @@ def _plan(a, b, ends, scale_a, scale_b, out_scale, out, config, kind: str) -> Pl
     fp8, is_hopper = dtype == "fp8", k_major and here.has_wgmma
     if config == "best" and is_hopper and not (swiglu and not fp8 and rows > FEW_ROWS):
         config = native.choose_config(a.numel() // k, groups, n, k, fp8, swiglu, kind == "masked")
-        config = "best" if native.rejection(config, groups, n, fp8) else config
+        config = "best" if native.rejection(config, groups, fp8) else config
     elif isinstance(config, str):
         config = native.configs(fp8, swiglu).get(config, config)
     if isinstance(config, native.Config):

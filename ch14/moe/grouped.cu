@@ -11,14 +11,12 @@
 //     - A tile has up to 192 columns. It leaves registers for one scratch per consumer, so the tensor core multiplies for
 //       another consumer while one adds its scratch to its sums. Per product, wide tiles load fewer bytes.
 //     - A consumer finds its next tile and loads the tile's first scales of B before it stores the tile that it has.
-//     - With CLUSTER, CTAs side by side in C load A together. They always belong to one group.
 //
 // The macros, set with -D (TiledConfig.constants in native.py):
 //   BLOCK_N    columns of a tile, a multiple of 16 up to 160, or 192
 //   CONSUMERS  warp groups that multiply, 1 to 3, with 64 rows of the tile each
 //   STAGES     stages of the ring
 //   GROUP_M    rows of tiles in a band of a group's raster (tile_coordinates)
-//   CLUSTER    CTAs, side by side in C, that load A together
 #include "schedule.cuh"
 #include "wgmma_widths.cuh"
 
@@ -36,16 +34,13 @@ extern __shared__ __align__(1024) char shared[];
 
 // The producer's thread fills the ring for one tile.
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& scale_a_map,
-                                        const Memory& memory, Ring<STAGES>& state, const GroupTile& tile, int steps,
-                                        int rank) {
+                                        const Memory& memory, Ring<STAGES>& state, const GroupTile& tile, int steps) {
     for (int step = 0; step < steps; ++step, state.advance()) {
         // On a new barrier a wait for the other phase returns at once: all stages start empty.
         mbarrier_wait(memory.empty + 8 * state.stage, state.phase ^ 1);
         const u32 a = memory.ring + state.stage * STAGE_BYTES, ready = memory.full + 8 * state.stage;
         mbarrier_arrive_expect_tx(ready, STAGE_BYTES + SCALE_BYTES);
-        const int part = rank * (BLOCK_M / CLUSTER);  // the rows of A that this CTA loads
-        if constexpr (CLUSTER == 1) tma_load_2d(a, a_map, step * BLOCK, tile.row, ready);
-        else tma_load_2d_multicast(a + part * BLOCK, a_map, step * BLOCK, tile.row + part, ready, (1 << CLUSTER) - 1);
+        tma_load_2d(a, a_map, step * BLOCK, tile.row, ready);
         tma_load_3d(a + A_BYTES, b_map, step * BLOCK, tile.column, tile.expert, ready);
         tma_load_3d(memory.scales + state.stage * SCALE_BYTES, scale_a_map, tile.scale_row, step, tile.layer, ready);
     }
@@ -169,10 +164,9 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
     Group* groups = reinterpret_cast<Group*>(shared + (memory.empty + 8 * STAGES - memory.ring));
     // The shuffle shows the compiler that all lanes have the same value, so it keeps addresses in uniform registers.
     const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
-    const int rank = CLUSTER > 1 ? cluster_rank() : 0, steps = K / BLOCK;
-    const int tiles_n = (N + BLOCK_N * CLUSTER - 1) / (BLOCK_N * CLUSTER);
+    const int steps = K / BLOCK, tiles_n = (N + BLOCK_N - 1) / BLOCK_N;
     if (threadIdx.x == 0) {
-        make_barriers(memory, 4 * CONSUMERS * CLUSTER);  // one arrival per warp that reads A
+        make_barriers(memory, 4 * CONSUMERS);  // one arrival per warp that reads a stage
         prefetch_tensormap(a_map), prefetch_tensormap(b_map);
         prefetch_tensormap(scale_a_map), prefetch_tensormap(c_map);
     }
@@ -180,19 +174,17 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
     griddepcontrol_wait();
     if (warp == 0) list_groups(groups, {ends, experts, capacity, rows, BLOCK_M, tiles_n, 4});
     __syncthreads();
-    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // all barriers of the cluster are initialised
     griddepcontrol_launch_dependents();
 
-    const int stride = gridDim.x / CLUSTER;
-    int id = blockIdx.x / CLUSTER;
+    int id = blockIdx.x;
     Walk walk = {groups};
     // A box of scale_a begins at a multiple of 16 bytes, and a tile therefore at a multiple of four rows.
-    auto place = [&] { return place_tile<BLOCK_M, BLOCK_N, 4>(*walk.group, id, tiles_n, rank, capacity); };
+    auto place = [&] { return place_tile<BLOCK_M, BLOCK_N, 4>(*walk.group, id, tiles_n, capacity); };
     Ring<STAGES> state;
     if (warpgroup == 0) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
-            for (; walk.find(id); id += stride) produce(a_map, b_map, scale_a_map, memory, state, place(), steps, rank);
+            for (; walk.find(id); id += gridDim.x) produce(a_map, b_map, scale_a_map, memory, state, place(), steps);
     } else {
         warpgroup_reg_alloc<consumer_registers(CONSUMERS, 1)>();
         const u32 consumer = warpgroup - 1, staged = memory.staged + consumer * ROWS * BLOCK_N * 2;
@@ -210,14 +202,10 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + CONSUMERS), 1)
             const int row = tile.row + consumer * ROWS;
             if (row < tile.end) consume(acc, memory, state, scale_b, tile, scales, steps, N, warp);
             else pass_over(memory, state, steps);
-            id += stride;
+            id += gridDim.x;
             found = find_next();
             if (row < tile.end) store_rows(acc, c_map, c, staged, tile, row, N, warpgroup);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
-    }
-    if constexpr (CLUSTER > 1) {
-        __syncwarp();
-        cluster_arrive(), cluster_wait();  // no CTA ends while another one may still load into it
     }
 }

@@ -30,12 +30,11 @@ PHRASES = {
     "consumers": "{} consumers",
     "fragments": "{} fragments",
     "parts": "C in {} parts",
-    "cluster": "cluster {}",
     "group_m": "group {}",
     "swiglu": "SwiGLU",
 }
 OF_TILED = {"block_m block_n": "{}×{}"} | {
-    name: PHRASES[name] for name in ("num_stages", "consumers", "cluster", "group_m")
+    name: PHRASES[name] for name in ("num_stages", "consumers", "group_m")
 }
 
 
@@ -43,13 +42,12 @@ OF_TILED = {"block_m block_n": "{}×{}"} | {
 class TiledConfig:
     """Hold the tile and the ring of grouped.cu: 64 x `consumers` rows of A by `block_n` columns of C, in fp8.
 
-    A stage holds 128 columns of K. `cluster` CTAs load their rows of A together.
+    A stage holds 128 columns of K.
     """
 
     consumers: int = 2
     block_n: int = 192
     num_stages: int = 4
-    cluster: int = 1
     group_m: int = 8
     pdl = True
 
@@ -81,15 +79,15 @@ class TiledConfig:
 
     def constants(self, fp8: bool = True) -> dict[str, int]:
         """Return the -D constants of grouped.cu."""
-        names = "CONSUMERS", "BLOCK_N", "STAGES", "CLUSTER", "GROUP_M"
-        return dict(zip(names, (self.consumers, self.block_n, self.num_stages, self.cluster, self.group_m)))
+        names = "CONSUMERS", "BLOCK_N", "STAGES", "GROUP_M"
+        return dict(zip(names, (self.consumers, self.block_n, self.num_stages, self.group_m)))
 
 
 @dataclass(frozen=True)
 class SwappedConfig:
     """Hold the tile and the ring of swapped.cu: `tokens` rows of A by 64 x `fragments` x `consumers` columns of C.
 
-    A stage holds 128 bytes of K. A tile of C is stored in `parts`. `cluster` CTAs load their rows of A together. With
+    A stage holds 128 bytes of K. A tile of C is stored in `parts`.  With
     `swiglu`, which needs two fragments, half of the columns are gates, and in fp8 the result is quantised.
     """
 
@@ -98,7 +96,6 @@ class SwappedConfig:
     fragments: int = 1
     num_stages: int = 4
     parts: int = 1
-    cluster: int = 1
     group_m: int = 8
     swiglu: bool = False
     pdl = True
@@ -120,7 +117,7 @@ class SwappedConfig:
     @property
     def a_box(self) -> int:
         """The rows of A that one load brings."""
-        return self.tokens // (self.cluster if self.cluster > 1 else 1 if self.tokens % 64 else 4)
+        return self.tokens // (1 if self.tokens % 64 else 4)
 
     @property
     def threads(self) -> int:
@@ -151,7 +148,6 @@ class SwappedConfig:
             "STAGES": self.num_stages,
             "PARTS": self.parts,
             "GROUP_M": self.group_m,
-            "CLUSTER": self.cluster,
             "SWIGLU": self.swiglu * (1 + fp8),
         }
 
@@ -160,10 +156,10 @@ Config = TiledConfig | SwappedConfig
 
 
 @functools.cache
-def tile(block_n: int, consumers: int = 2, cluster: int = 1) -> TiledConfig:
+def tile(block_n: int, consumers: int = 2) -> TiledConfig:
     """Return a configuration of grouped.cu whose ring leaves room for a list of 256 groups."""
     for stages in range(16, 2, -1):
-        config = TiledConfig(consumers, block_n, stages, cluster)
+        config = TiledConfig(consumers, block_n, stages)
         if config.smem_bytes() + GROUP_BYTES * 257 <= SMEM_BYTES:
             return config
     raise ValueError(f"no ring for {consumers} consumers and {block_n} columns fits into shared memory.")
@@ -171,13 +167,13 @@ def tile(block_n: int, consumers: int = 2, cluster: int = 1) -> TiledConfig:
 
 @functools.cache
 def swap(
-    tokens: int, fp8: bool, consumers: int = 2, fragments: int = 1, cluster: int = 1, swiglu: bool = False
+    tokens: int, fp8: bool, consumers: int = 2, fragments: int = 1, swiglu: bool = False
 ) -> SwappedConfig:
     """Return a configuration of swapped.cu whose ring leaves room for a list of 256 groups."""
     at_once = 16 if fragments == 2 and not swiglu else 32  # rows of C that are staged
     parts = max(1, tokens // at_once) if tokens % at_once == 0 else 1
     for stages in range(16, 1, -1):
-        config = SwappedConfig(tokens, consumers, fragments, stages, parts, cluster, swiglu=swiglu)
+        config = SwappedConfig(tokens, consumers, fragments, stages, parts, swiglu=swiglu)
         if config.smem_bytes(fp8) + GROUP_BYTES * 257 <= SMEM_BYTES:
             return config
     raise ValueError(
@@ -207,17 +203,14 @@ def smem_bytes(config: Config, experts: int, fp8: bool = True) -> int:
     return config.smem_bytes(fp8) + GROUP_BYTES * (experts + 1)
 
 
-def rejection(config: Config, experts: int, n: int, fp8: bool = True) -> str:
-    """Return in one sentence why `config` cannot compute N columns of C for these experts, or an empty string."""
+def rejection(config: Config, experts: int, fp8: bool = True) -> str:
+    """Return in one sentence why `config` cannot compute for so many experts, or an empty string."""
     if isinstance(config, TiledConfig) and not fp8:
         return f"{config} needs fp8; choose another configuration."
     if (needed := smem_bytes(config, experts, fp8)) > SMEM_BYTES:
         return (
             f"{experts} experts need {needed:,} B of shared memory with {config}; Hopper has {SMEM_BYTES:,}."
         )
-    columns = config.block_n * config.cluster
-    if isinstance(config, SwappedConfig) and config.cluster > 1 and n % columns:
-        return f"N is {n}; a cluster of {config.cluster} needs a multiple of {columns}."
     return ""
 
 
@@ -251,7 +244,7 @@ def choose_config(
         found = [swap(128 if rows <= 100 else 144, fp8, 2, 2)]
     else:
         found = [swap(256, fp8)]
-    return next((each for each in found if not rejection(each, experts, n, fp8)), swap(16, fp8, 1))
+    return next((each for each in found if not rejection(each, experts, fp8)), swap(16, fp8, 1))
 
 
 def kernel(config: Config, fp8: bool = True) -> tuple[pathlib.Path, str, dict[str, int]]:
@@ -274,7 +267,7 @@ def bind_arguments(
         scale_a = scale_a if capacity else scale_a[None]  # a masked product has a layer of scales per expert
     line = BLOCK if fp8 else BLOCK // 2  # 128 bytes of K
     if isinstance(config, TiledConfig):
-        rows, columns, scales = config.block_m // config.cluster, config.block_n, config.block_m
+        rows, columns, scales = config.block_m, config.block_n, config.block_m
         box = 64, config.part
     else:
         rows, columns, scales = config.a_box, config.block_n, config.tokens + 4
@@ -336,7 +329,7 @@ def prepare(
         config = configs(fp8, swiglu)[config]
     if getattr(config, "swiglu", False) != swiglu or (out_scale is not None) != (swiglu and fp8):
         raise ValueError(f"{config} does not fit: swiglu is {swiglu}, and fp8 with it needs out_scale.")
-    if reason := rejection(config, experts, n, fp8):
+    if reason := rejection(config, experts, fp8):
         raise ValueError(reason)
 
     def arrange(scale_a, scale_b) -> tuple[Any, Any]:
@@ -347,11 +340,10 @@ def prepare(
     names += ["scale_a_map", "scale_b"] if fp8 else []
     run = cuda.prepare_launch(
         cuda.load_kernel(source, name, tuple(f"-D{name}={value}" for name, value in constants.items())),
-        device.current().sms // config.cluster * config.cluster,
+        device.current().sms,
         config.threads,
         bind_arguments(config, a, b, ends, out, *arrange(scale_a, scale_b), make_tensor_map, out_scale),
         smem_bytes(config, experts, fp8),
-        cluster=config.cluster,
         early=config.pdl,
         follows={**{name: place for place, name in enumerate(names)}, "c": 3}
         | ({"c_scales": 6} if out_scale is not None else {}),

@@ -1,6 +1,6 @@
 // The tiles of a grouped product, numbered group by group, found from row numbers that lie in global memory: the host
 // knows neither how many rows a group has nor how many tiles there are. At the end are the parts of the ring that
-// grouped.cu and swapped.cu have in common. Their macros STAGES, CLUSTER and GROUP_M count here too.
+// grouped.cu and swapped.cu have in common. Their macros STAGES and GROUP_M count here too.
 #pragma once
 #include "wgmma.cuh"
 
@@ -81,17 +81,16 @@ struct GroupTile {
     int row, column, expert, begin, end, scale_row, layer;
 };
 
-// Return the tile `id` of a group for the CTA `rank` of a cluster. The group's tiles begin at a multiple of ALIGNMENT
-// from the first row of its scales. If they share its rows, each has a multiple of 16.
+// Return the tile `id` of a group. The group's tiles begin at a multiple of ALIGNMENT from the first row of its scales. If they share its rows, each has a multiple of 16.
 template <int TILE_ROWS, int TILE_COLUMNS, int ALIGNMENT, bool IS_SHARED = false>
-__device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int tiles_n, int rank, int capacity) {
+__device__ __forceinline__ GroupTile place_tile(const Group& group, int id, int tiles_n, int capacity) {
     const int first_row = group.align_begin(capacity, ALIGNMENT),
               tiles_m = (group.end - first_row + TILE_ROWS - 1) / TILE_ROWS;
     const Tile tile = place_in_group(id - group.first_tile, tiles_m, tiles_n, GROUP_M);
     const int share = IS_SHARED ? ((group.end - first_row + tiles_m - 1) / tiles_m + 15) / 16 * 16 : TILE_ROWS;
     const int row = first_row + tile.m * share;
     return {row,
-            (tile.n * CLUSTER + rank) * TILE_COLUMNS,
+            tile.n * TILE_COLUMNS,
             group.index,
             group.begin,
             IS_SHARED ? min(row + share, group.end) : group.end,
@@ -127,12 +126,9 @@ __device__ __forceinline__ void make_barriers(const Memory& memory, int readers)
     fence_mbarrier_init();
 }
 
-// A warp says that it has read a stage: to its own CTA, and to those that load into it.
+// A warp says that it has read a stage.
 __device__ __forceinline__ void release(const Memory& memory, u32 stage) {
-    const u32 lane = threadIdx.x % 32;
-    if constexpr (CLUSTER == 1) {
-        if (lane == 0) mbarrier_arrive(memory.empty + 8 * stage);
-    } else if (lane < CLUSTER) mbarrier_arrive_cluster(memory.empty + 8 * stage, lane);
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(memory.empty + 8 * stage);
 }
 
 __device__ __forceinline__ float load_scale(u32 address) {

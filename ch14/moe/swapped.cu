@@ -26,7 +26,6 @@
 //   SWIGLU     0; 1: C is silu(gate) x value; 2: the same, as fp8 with a scale per 1 x 128 in `c_scales`
 //   PARTS      parts in which a tile of C is stored
 //   GROUP_M    rows of tiles in a band of a group's raster (tile_coordinates)
-//   CLUSTER    CTAs, side by side in C, that load A together
 #include "schedule.cuh"
 #include "wgmma_widths.cuh"
 
@@ -49,13 +48,13 @@ constexpr int THREADS = 128 * (1 + CONSUMERS);
 // The last tile of a group may have few rows. Then a load brings only the boxes of A_BOX rows that have some of them, and
 // a consumer multiplies by half of the tile's rows, or by a quarter, and so on. Where TOKENS is 144, the tiles of a group
 // share its rows evenly, and multiply by 128 rows if those suffice: groups of about 256 or 512 rows fit well.
-constexpr int A_BOX = TOKENS / (CLUSTER > 1 ? CLUSTER : TOKENS % 64 ? 1 : 4);
+constexpr int A_BOX = TOKENS / (TOKENS % 64 ? 1 : 4);
 constexpr bool IS_SHARED = TOKENS == 144 && !FP8;
 // The next number of rows to multiply by, or 0.
 __device__ constexpr int narrow(int width) {
     return SWIGLU || width % 32 ? IS_SHARED && width == TOKENS ? 128 : 0 : width / 2;
 }
-static_assert(TOKENS % (8 * PARTS) == 0 && TOKENS % (8 * CLUSTER) == 0, "the swizzle repeats every eight rows");
+static_assert(TOKENS % (8 * PARTS) == 0, "the swizzle repeats every eight rows");
 static_assert(!SWIGLU || FRAGMENTS == 2, "one fragment has gates, the other one values");
 static_assert(SWIGLU < 2 || FP8 && CONSUMERS == 2, "a block of scales has 128 columns");
 
@@ -65,8 +64,8 @@ extern __shared__ __align__(1024) char shared[];
 // The producer's thread fills the ring for one tile.
 __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& scale_a_map,
                                         const Memory& memory, Ring<STAGES>& state, const GroupTile& tile, int steps,
-                                        int N, int rank) {
-    const int loaded = CLUSTER > 1 ? TOKENS : min(TOKENS, (tile.end - tile.row + A_BOX - 1) / A_BOX * A_BOX);
+                                        int N) {
+    const int loaded = min(TOKENS, (tile.end - tile.row + A_BOX - 1) / A_BOX * A_BOX);
     for (int step = 0; step < steps; ++step, state.advance()) {
         // On a new barrier a wait for the other phase returns at once: all stages start empty.
         mbarrier_wait(memory.empty + 8 * state.stage, state.phase ^ 1);
@@ -74,13 +73,8 @@ __device__ __forceinline__ void produce(const TensorMap& a_map, const TensorMap&
         mbarrier_arrive_expect_tx(ready, W_BYTES + loaded * 128 + SCALE_BYTES);
         tma_load_3d(b, b_map, step * BLOCK_K, tile.column, tile.expert, ready);
         if constexpr (SWIGLU) tma_load_3d(b + W_BYTES / 2, b_map, step * BLOCK_K, N + tile.column, tile.expert, ready);
-        if constexpr (CLUSTER == 1)
-            for (int row = 0; row < loaded; row += A_BOX)
-                tma_load_2d(a + row * 128, a_map, step * BLOCK_K, tile.row + row, ready);
-        else {
-            const int part = rank * A_BOX;  // the rows of A that this CTA loads
-            tma_load_2d_multicast(a + part * 128, a_map, step * BLOCK_K, tile.row + part, ready, (1 << CLUSTER) - 1);
-        }
+        for (int row = 0; row < loaded; row += A_BOX)
+            tma_load_2d(a + row * 128, a_map, step * BLOCK_K, tile.row + row, ready);
         if constexpr (FP8)
             tma_load_3d(memory.scales + state.stage * SCALE_PITCH, scale_a_map, tile.scale_row / 4 * 4, step,
                         tile.layer, ready);
@@ -302,10 +296,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     Group* groups = reinterpret_cast<Group*>(shared + (memory.empty + 8 * STAGES - memory.ring));
     // The shuffle shows the compiler that all lanes have the same value, so it keeps addresses in uniform registers.
     const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
-    const int rank = CLUSTER > 1 ? cluster_rank() : 0, steps = (K + BLOCK_K - 1) / BLOCK_K;
-    const int tiles_n = (N + COLUMNS * CLUSTER - 1) / (COLUMNS * CLUSTER);
+    const int steps = (K + BLOCK_K - 1) / BLOCK_K, tiles_n = (N + COLUMNS - 1) / COLUMNS;
     if (threadIdx.x == 0) {
-        make_barriers(memory, 4 * CONSUMERS * CLUSTER);  // one arrival per warp that reads A
+        make_barriers(memory, 4 * CONSUMERS);  // one arrival per warp that reads a stage
         prefetch_tensormap(a_map), prefetch_tensormap(b_map), prefetch_tensormap(c_map);
         if constexpr (FP8) prefetch_tensormap(scale_a_map);
     }
@@ -313,10 +306,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     griddepcontrol_wait();
     if (warp == 0) list_groups(groups, {ends, experts, capacity, rows, TOKENS, tiles_n, 1});
     __syncthreads();
-    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // all barriers of the cluster are initialised
     griddepcontrol_launch_dependents();
 
-    const int begin = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+    const int begin = blockIdx.x, stride = gridDim.x;
     Walk walk = {groups};
     Ring<STAGES> state;
     if (warpgroup == 0) {
@@ -324,8 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x == 0)
             for (int id = begin; walk.find(id); id += stride)
                 produce(a_map, b_map, scale_a_map, memory, state,
-                        place_tile<TOKENS, COLUMNS, 1, IS_SHARED>(*walk.group, id, tiles_n, rank, capacity), steps, N,
-                        rank);
+                        place_tile<TOKENS, COLUMNS, 1, IS_SHARED>(*walk.group, id, tiles_n, capacity), steps, N);
         __syncwarp();
     } else {
         warpgroup_reg_alloc<consumer_registers(CONSUMERS, 1)>();
@@ -334,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         u32 stored = 0;
         float acc[FRAGMENTS][SUMS];
         for (int id = begin; walk.find(id); id += stride) {
-            const GroupTile tile = place_tile<TOKENS, COLUMNS, 1, IS_SHARED>(*walk.group, id, tiles_n, rank, capacity);
+            const GroupTile tile = place_tile<TOKENS, COLUMNS, 1, IS_SHARED>(*walk.group, id, tiles_n, capacity);
             if constexpr (FP8)
                 consume_fp8<TOKENS>(acc, memory, state, scale_b + tile.expert * scales_per_expert, tile, steps, N);
             else consume_bf16<TOKENS>(acc, memory, state, steps, tile.end - tile.row);
@@ -344,9 +335,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             else store_tile(acc, c_map, c, staged, stored, tile, tile.column + consumer * OUT_ROWS, N, warpgroup);
         }
         if (threadIdx.x % 128 == 0) bulk_wait_read<0>();
-    }
-    if constexpr (CLUSTER > 1) {
-        __syncwarp();
-        cluster_arrive(), cluster_wait();  // no CTA ends while another one may still load into it
     }
 }

@@ -74,11 +74,10 @@ def run(config, sizes, n, k, seeds, capacity=0, fp8=True, change=("", "")):
     arguments = {name: torch.zeros(1) if value is None else value for name, value in arguments.items()}
     launch = emulator.prepare(
         find_kernel(config, fp8, change),
-        3 if config.cluster == 1 else 2 * config.cluster,
+        3,
         config.threads,
         list(arguments.values()),
         native.smem_bytes(config, len(sizes), fp8),
-        cluster=config.cluster,
     )
     error = 0
     for seed in seeds:
@@ -98,12 +97,12 @@ RAGGED = (70, 0, 1, 131, 0, 64, 7)
 @cases(
     "config, sizes, n, k, capacity",
     rarely(TiledConfig(2, 128), RAGGED, 200, 256, 0),
-    (TiledConfig(2, 192, cluster=2), RAGGED, 584, 256, 0),
-    (TiledConfig(2, 64, 3, cluster=2), (0, 5, 100, 0), 128, 128, 151),
+    (TiledConfig(2, 192), RAGGED, 584, 256, 0),
+    (TiledConfig(2, 64, 3), (0, 5, 100, 0), 128, 128, 151),
     (TiledConfig(1, 96, 3), (0, 0, 150, 0), 192, 640, 0),
     (TiledConfig(1, 64, 3), (40, 30), 64, 4352, 0),
     (TiledConfig(3, 64, 3), (300,), 64, 128, 0),
-    rarely(TiledConfig(2, 144, 3, cluster=2), RAGGED, 328, 256, 0),
+    rarely(TiledConfig(2, 144, 3), RAGGED, 328, 256, 0),
     (TiledConfig(1, 64, 3), (0, 3, 1, 0, 4) * 7 + (1,), 64, 128, 0),
 )
 def test_groups_of_any_size(config, sizes, n, k, capacity):
@@ -113,11 +112,11 @@ def test_groups_of_any_size(config, sizes, n, k, capacity):
 @cases(
     "config, sizes, n, k, capacity, fp8",
     (SwappedConfig(8, 1, 1, 3), RAGGED, 72, 256, 0, True),
-    (SwappedConfig(16, 2, 1, 3, cluster=2), RAGGED, 256, 128, 0, True),
+    (SwappedConfig(16, 2, 1, 3), RAGGED, 256, 128, 0, True),
     (SwappedConfig(48, 1, 2, 3, 2), RAGGED, 200, 128, 0, True),
     (SwappedConfig(64, 2, 1, 3, 2), (0, 5, 63, 0), 128, 128, 71, True),
     (SwappedConfig(24, 1, 1, 3), RAGGED, 72, 136, 0, False),
-    (SwappedConfig(128, 2, 2, 3, 4, cluster=2), RAGGED, 512, 64, 0, False),
+    (SwappedConfig(128, 2, 2, 3, 4), RAGGED, 512, 64, 0, False),
     (SwappedConfig(256, 2, 1, 3, 8), (300, 0, 100), 200, 192, 0, False),
     (SwappedConfig(144, 1, 1, 3, 9), (257, 0, 140, 300, 17), 72, 128, 0, False),
 )
@@ -128,7 +127,7 @@ def test_swapped_operands(config, sizes, n, k, capacity, fp8):
 @cases(
     "config, sizes, n, k, fp8",
     (SwappedConfig(16, 2, 2, 3, swiglu=True), RAGGED, 256, 128, True),
-    rarely(SwappedConfig(96, 2, 2, 3, cluster=2, swiglu=True), RAGGED, 512, 128, True),
+    rarely(SwappedConfig(96, 2, 2, 3, swiglu=True), RAGGED, 512, 128, True),
     (SwappedConfig(32, 1, 2, 3, 2, swiglu=True), RAGGED, 272, 128, False),
 )
 def test_swiglu(config, sizes, n, k, fp8):
@@ -156,8 +155,8 @@ def test_a_planted_fault_is_found(config, fp8, change):
 
 
 def test_the_sass_has_no_spills_and_no_serialised_products():
-    tiles = [(native.tile(192, cluster=2), True), (native.swap(16, True), True)]
-    tiles += [(native.swap(96, True, 2, 2, 2, True), True), (native.swap(256, False, cluster=2), False)]
+    tiles = [(native.tile(192), True), (native.swap(16, True), True)]
+    tiles += [(native.swap(96, True, 2, 2, True), True), (native.swap(256, False), False)]
     for report, (_, fp8) in zip(
         build.disassemble(native.job(config, fp8=fp8) for config, fp8 in tiles), tiles
     ):
@@ -168,16 +167,9 @@ def test_the_sass_has_no_spills_and_no_serialised_products():
             assert after.count("DEPBAR") <= 1
 
 
-@pytest.mark.parametrize(
-    "config, sentence",
-    [
-        (SwappedConfig(256, num_stages=8), "of shared memory"),
-        (SwappedConfig(64, cluster=2), "a cluster of 2 needs a multiple of 256"),
-    ],
-)
-def test_what_cannot_run_is_refused(config, sentence):
-    assert sentence in native.rejection(config, 8, 384)
-    assert not native.rejection(native.choose_config(4096, 8, 384, 512), 8, 384)
+def test_what_cannot_run_is_refused():
+    assert "of shared memory" in native.rejection(SwappedConfig(256, num_stages=8), 8)
+    assert not native.rejection(native.choose_config(4096, 8, 384, 512), 8)
 
 
 def test_the_choice_suits_the_groups():
@@ -188,4 +180,4 @@ def test_the_choice_suits_the_groups():
     assert native.choose_config(128 * 256, 128, 1536, 2048, fp8=False).block_m == 144
     assert native.choose_config(8192, 8, 4096, 7168, fp8=False).block_m == 256
     assert native.choose_config(256 * 128, 256, 4096, 7168, masked=True).block_m == 64
-    assert not native.rejection(native.choose_config(4096, 512, 1536, 2048), 512, 1536)
+    assert not native.rejection(native.choose_config(4096, 512, 1536, 2048), 512)

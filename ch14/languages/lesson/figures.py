@@ -1,0 +1,174 @@
+"""The charts and tables of the notebook `19_ch14_languages`."""
+
+from __future__ import annotations
+
+import re
+
+from ch14.languages import TITLES
+from ch14.languages.lesson import mistakes, worker
+from ch14.languages.lesson.experiments import LIBRARIES, SQUARE, find_row
+from tilelab.pictures import plots
+from tilelab.records import results
+
+# One colour per language, from the palette that can be told apart with any colour vision.
+COLOURS = dict(zip(TITLES, ("#000000", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9")))
+COLOURS |= dict.fromkeys(LIBRARIES, plots.GREY)
+# Words of each language in a kernel: what its author has to know.
+WORDS = {
+    "cuda": r"\b(?:(?:wgmma|tma|mbarrier|fence|warpgroup|named_barrier|bulk|__)\w+|make_barriers|multiply|stage_sums|"
+    r"Ring|TensorMap|PRODUCER_REGISTERS|consumer_registers|(?:threadIdx|blockIdx|gridDim))\b",
+    "cute": r"\b(?:cutlass|cute|pipeline|warpgroup|warp|mma|ring|producer)\.[\w.]+|\bpartition\b|\bSmemAllocator\b",
+    "gluon": r"\b(?:gluon|gl|hopper|mbarrier|tma)\.\w+",
+    "triton": r"\b(?:triton|tl)\.\w+|TensorDescriptor",
+    "tilelang": r"\b(?:tilelang|T)\.\w+",
+    "cutile": r"\bct\.[\w.]+",
+    "helion": r"\b(?:helion|hl|torch)\.\w+",
+}
+
+
+def count_lines(name: str) -> tuple[int, int]:
+    """Return the lines of code of a language's kernel file and of its host file, without comments and blank lines."""
+    files = [worker.find_source(name), worker.FOLDER / f"{name}_host.py"]
+    texts = [re.sub(r'(?s)""".*?"""', "", each.read_text()) if each.exists() else "" for each in files]
+    mark = "//" if name == "cuda" else "#"
+    lines = [[line.strip() for line in text.splitlines()] for text in texts]
+    skipped = ("import ", "from ", mark)
+    kernel, host = (sum(bool(line) and not line.startswith(skipped) for line in each) for each in lines)
+    return kernel, host
+
+
+def count_words(name: str) -> int:
+    """Return the number of different words of the language in its kernel file."""
+    return len(set(re.findall(WORDS[name], worker.find_source(name).read_text())))
+
+
+def name_shape(shape) -> str:
+    """Return M × N × K as a person says it."""
+    m, n, k = shape
+    return f"{m}³" if m == n == k else f"{m} tokens, {n} × {k}"
+
+
+def draw_speed(record: results.Record) -> plots.Picture:
+    """Draw the speed of each language at each shape, with the spread, beside cuBLAS."""
+    rows = [row for row in record.rows if row["kind"] == "speed" and row.get("ratio")]
+    shapes = list(dict.fromkeys(tuple(row["shape"]) for row in rows))
+    title = "Seven languages on large products and on 16 tokens, after 24 configurations each"
+    figure, axes = plots.new_figure(rows, title, record.label(), 0.9 + 0.5 * len(shapes))
+    named = {**TITLES, **LIBRARIES}
+    for place, name in enumerate(named):
+        mine = [row for row in rows if row["language"] == name]
+        heights = [len(shapes) - shapes.index(tuple(row["shape"])) + 0.32 - 0.08 * place for row in mine]
+        values, spreads = [row["ratio"] for row in mine], [row["spread"] for row in mine]
+        mark = "D" if name in LIBRARIES else "o"
+        look = {"fmt": mark, "ms": 3.5, "capsize": 1.5, "color": COLOURS[name], "label": named[name]}
+        if mine:
+            axes.errorbar(values, heights, xerr=spreads, mfc="none" if name == "quack" else None, **look)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_yticks(range(len(shapes), 0, -1), [name_shape(shape) for shape in shapes], fontsize=7.5)
+    axes.set_xlabel("× cuBLAS; bars: half the distance of the quartiles", fontsize=7.5)
+    axes.set_xlim(left=0)
+    axes.grid(axis="x", color="#eeeeee")
+    axes.legend(fontsize=6.5, frameon=False, loc="upper left")
+    square = {row["name"]: f"{row['ratio']:.2f}" for row in rows if tuple(row["shape"]) == SQUARE}
+    return figure.describe(
+        "A group of dots for each shape: the speed of each language over cuBLAS. At 4096 cubed: "
+        + ", ".join(f"{name} {ratio}" for name, ratio in square.items())
+        + "."
+    )
+
+
+def draw_tuning(record: results.Record, shape=SQUARE) -> plots.Picture:
+    """Draw all 24 configurations of each language at one shape, and how many did not run."""
+    rows = [row for row in record.rows if row["kind"] == "tuning" and tuple(row["shape"]) == tuple(shape)]
+    rows = [row for row in rows if row["language"] in TITLES]
+    title = f"What 24 configurations bring at {name_shape(shape)}: each dot is one of them"
+    figure, axes = plots.new_figure(rows, title, record.label(), 2.8)
+    said = []
+    for place, (name, named) in enumerate(TITLES.items()):
+        mine = [row for row in rows if row["language"] == name]
+        ratios = sorted(row["ratio"] for row in mine if row.get("ratio"))
+        height = len(TITLES) - place
+        axes.plot(ratios, [height] * len(ratios), "o", ms=4, alpha=0.5, color=COLOURS[name])
+        failed = len(mine) - len(ratios)
+        if failed:
+            plots.write_note(axes, 1.08, height, f"{failed} did not run")
+        if ratios:
+            said.append(f"{named} {ratios[len(ratios) // 2]:.2f} to {ratios[-1]:.2f}")
+    axes.set_yticks(range(len(TITLES), 0, -1), TITLES.values(), fontsize=7.5)
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xlim(0, 1.35)
+    axes.set_xlabel("× cuBLAS", fontsize=7.5)
+    return figure.describe(f"A line of dots for each language. Median to best: {'; '.join(said)}.")
+
+
+def tabulate_effort(record: results.Record) -> results.Table:
+    """Return a table of what a kernel costs its author: lines, words, seconds of compiling and of tuning."""
+    rows = []
+    for name, title in TITLES.items():
+        row = find_row(record, "language", name)
+        kernel, host = count_lines(name)
+        built = sorted(row.get("build_s") or [])
+        rows.append(
+            {
+                "language": title,
+                "lines of the kernel": kernel,
+                "lines of the host": host or "in the kernel's",
+                "words to know": count_words(name),
+                "seconds to compile one": built[len(built) // 2] if built else None,
+                "seconds to build all 24": sum(built) if built else None,
+                "× cuBLAS at 4096³": find_row(record, "speed", name, SQUARE).get("ratio"),
+            }
+        )
+    return results.table(rows, record.label())
+
+
+def tabulate_code(record: results.Record) -> results.Table:
+    """Return a table of what the tuned kernels became: threads, registers, memory and instructions."""
+    rows = []
+    for row in (row for row in record.rows if row["kind"] == "code"):
+        counts = row.get("counts", {})
+        config = row["config"]
+        tile = (
+            config.get("tile")
+            or config.get("block_sizes")
+            or [v for k, v in config.items() if "LOCK" in k.upper()]
+        )
+        rows.append(
+            {
+                "language": row["name"],
+                "tile": " × ".join(map(str, tile)),
+                "blocks × threads": f"{row['grid'][0] * row['grid'][1]} × {row['block'][0]}"
+                if "grid" in row
+                else None,
+                "registers": row.get("registers"),
+                "spilled bytes": row.get("spills"),
+                "shared KiB": round(row["smem"] / 1024) if "smem" in row else None,
+                "TMA loads": counts.get("UTMALDG", 0),
+                "other async loads": counts.get("LDGSTS", 0),
+                "TMA stores": counts.get("UTMASTG", 0),
+                "wgmma": counts.get("HGMMA", 0),
+            }
+        )
+    return results.table(rows, f"instructions in the text of the kernel, not executions; {record.label()}")
+
+
+def say(row: dict) -> str:
+    """Return in a few words what a toolchain said about a planted mistake."""
+    if row["status"] == "ok":
+        return "right: nothing happened"
+    if row["status"] == "wrong":
+        return "silent: a wrong result"
+    text = re.sub(r"\x1b\[[0-9;]*m|/\S*/", "", row["reason"]).strip()
+    kind, _, first = text.partition("\n")[0].partition(": ")
+    if kind == "CompilationError":  # its last line says what is wrong, after the whole kernel
+        first = text.splitlines()[-1]
+    return f"{kind}: {' '.join((first.strip() or text.partition(': ')[2]).split())}"[:120]
+
+
+def tabulate_mistakes(record: results.Record) -> results.Table:
+    """Return a table of what each toolchain says about each planted mistake."""
+    rows = []
+    for name, title in TITLES.items():
+        found = {row["mistake"]: say(row) for row in record.rows if row["language"] == name}
+        rows.append({"language": title, **{each: found.get(each) for each in mistakes.MISTAKES}})
+    return results.table(rows, record.label())
