@@ -274,8 +274,7 @@ class Judgement:
         """Return a row of a table; `folder` leads from the table's file to the notebooks."""
         claim, finding = self.claim, self.finding
         said = "; ".join(quote.markdown() for quote in claim.quotes)
-        test = f"would hold if {claim.test}" if finding.verdict == UNTESTED else f"holds if {claim.test}"
-        found = "<br>".join(filter(None, (finding.figure, f"*It {test}.*")))
+        found = "<br>".join(filter(None, (finding.figure, f"*Holds if {claim.test}.*")))
         evidence = f"{claim.kind}: {claim.judged_on}"
         if self.records:
             evidence += f"<br>from {', '.join(f'`{record}`' for record in self.records)}"
