@@ -114,6 +114,8 @@ def configs() -> dict[str, GroupedConfig]:
 
 def rejection(config: GroupedConfig, target: str, dtype: str = "bf16", swiglu: bool = False) -> str:
     """Return in one sentence why `config` cannot run on `target`, or "". With SwiGLU half of the columns are stored."""
+    if config.halves and not target.startswith("sm_90"):
+        return "the second half of a tile finds registers on Hopper only."
     stored = replace(config, epilogue_subtile=config.epilogue_subtile * (1 + swiglu))
     return rejection_of_gemm(stored, target, dtype)
 

@@ -18,7 +18,10 @@ def _complete(options: cli.Options) -> None:
 
 
 def _find_configs(options: cli.Options) -> dict:
-    return {config.name: config for config in SETS[options.dtype, False]}
+    def cannot_run(config) -> bool:
+        return bool(options.target and rejection(config, options.target, options.dtype))
+
+    return {config.name: config for config in sorted(SETS[options.dtype, False], key=cannot_run)}
 
 
 def _measure(options: cli.Options) -> list[dict] | results.Record:
