@@ -45,8 +45,8 @@ REFUSALS = {
 _OLDER = """
 device time ended first: ch10_gemm_sanitizer ch10_tile_sanitizer ch14_attention_sanitizer ch14_blockscaled_sanitizer \
 sweep_cancel sweep_gpus sweep_memory sweep_regret
-faults of host code that no timed call reached: ch14_blockscaled_decode ch14_blockscaled_decode_held_out \
-ch14_compiled_host_time
+faults of host code that no timed call reached: ch14_blockscaled_decode ch14_blockscaled_decode_held_out
+two GPUs were at hand before the last change of its kernels only: ch14_moe_parallel
 the order of NVFP4's second pass; no H100 was at hand: H100/ch14_mx_formats_speed H100/ch14_mx_formats_sweep
 no GPU with torch 2.13 was at hand since: torch-2.13/ch07_bulk_speed torch-2.13/ch10_gemm_layers \
 torch-2.13/ch10_tile_speed torch-2.13/ch14_attention_ladder torch-2.13/ch14_blockscaled_fp8 \
