@@ -20,7 +20,6 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
 DEMOS = sorted((ROOT / "notebooks" / "demo").glob("*.ipynb"))
 PICTURES = ROOT / "notebooks" / "pictures"
-UNRECORDED = ("18_ch14_moe",)  # lessons whose records are to come; recording one means deleting its name here
 IMAGE = re.compile(r"!\[(.*?)\]\(([^)]*)\)")
 ABSOLUTE_HOME = re.compile(r"(/home/|/Users/|/root/|[A-Z]:\\+Users\\)\w")
 
@@ -166,9 +165,7 @@ def run_cells(path, tmp_path):
 
 @pytest.mark.notebook
 @each(NOTEBOOKS + SOLUTIONS + DEMOS)
-def test_runs(path, tmp_path, request):
-    if path in NOTEBOOKS and path.stem in UNRECORDED and device.current().capability is None:
-        request.applymarker(pytest.mark.xfail(reason="its records are to come", strict=True))
+def test_runs(path, tmp_path):
     outputs = run_cells(path, tmp_path)
     reasons = sorted(set(re.findall(r"Exercise \d+: not .{,200}|wrong: (?!\[\]).{,200}", outputs)))
     assert not find_mistakes(path, outputs), "\n".join(reasons)

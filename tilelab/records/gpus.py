@@ -14,8 +14,8 @@ from tilelab.records import results
 # The configuration is last, because each GPU may have its own best one.
 KEYS = ("workload", "op", "case", "format", "what", "name", "shape", "dtype", "layout", "causal")
 FURTHER_KEYS = (
-    "how loop epilogue gpus kernel config kind ingredient stages splits block_m block_n num_warps num_stages peer tool "
-    "rule program fault hunt triton target"
+    "model part tokens routing phase how loop epilogue gpus kernel config kind ingredient stages splits block_m block_n "
+    "num_warps num_stages peer tool rule program fault hunt triton target rows"
 ).split()
 
 
@@ -28,7 +28,7 @@ def records_on_all_gpus(record: results.Record) -> list[results.Record]:
 
 
 def _row_key(row: dict, keys: Sequence[str]) -> tuple:
-    return tuple(tuple(value) if isinstance(value, list) else value for value in map(row.get, keys))
+    return tuple(str(value) if isinstance(value, list | dict) else value for value in map(row.get, keys))
 
 
 def _identifying_keys(records: Sequence[results.Record]) -> list[str]:
