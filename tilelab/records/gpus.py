@@ -14,8 +14,8 @@ from tilelab.records import results
 # The configuration is last, because each GPU may have its own best one.
 KEYS = ("workload", "op", "case", "format", "what", "name", "shape", "dtype", "layout", "causal")
 FURTHER_KEYS = (
-    "model part tokens routing phase how loop epilogue gpus kernel config kind ingredient stages splits block_m block_n "
-    "num_warps num_stages peer tool rule program fault hunt triton target rows"
+    "model part tokens routing phase how loop epilogue gpus kernel config kind ingredient stages splits block_m "
+    "block_n num_warps num_stages peer tool rule program fault hunt triton target rows"
 ).split()
 
 
