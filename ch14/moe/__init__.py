@@ -249,7 +249,7 @@ def _plan_gradient(a, b, offsets, out) -> Plan:
     require_gpu(a, op, instead=INSTEAD, interpreted=IS_INTERPRETED)
     out = torch.empty(groups, m, n, dtype=torch.bfloat16, device=a.device)
     here = device.current()
-    tile = gradient_config(m, n, here.target if here.has_tma else "sm_90a")
+    tile = gradient_config(m, n, here.target if here.has_tma else "sm_90a")  # type: ignore[arg-type]
     arguments: dict[str, Any] = {
         "a_desc": ragged_descriptor(a, [1, 1, tile.block_k, tile.block_m]),
         "b_desc": ragged_descriptor(b, [1, 1, tile.block_k, tile.block_n]),

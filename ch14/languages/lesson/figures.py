@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import textwrap
 
 from ch14.languages import TITLES
 from ch14.languages.lesson import mistakes, worker
-from ch14.languages.lesson.experiments import LIBRARIES, SQUARE, find_row
+from ch14.languages.lesson.experiments import LAYERS, LIBRARIES, SQUARE, find_row
 from tilelab.pictures import plots
 from tilelab.records import results
 
@@ -45,14 +47,15 @@ def count_words(name: str) -> int:
 def name_shape(shape) -> str:
     """Return M × N × K as a person says it."""
     m, n, k = shape
-    return f"{m}³" if m == n == k else f"{m} tokens, {n} × {k}"
+    part = dict(zip(LAYERS, ("q, k, v", "gate, up", "down"))).get((n, k), "layer")
+    return f"{m}³" if m == n == k else f"{m} tokens, {part}\n{n} × {k}"
 
 
 def draw_speed(record: results.Record) -> plots.Picture:
     """Draw the speed of each language at each shape, with the spread, beside cuBLAS."""
     rows = [row for row in record.rows if row["kind"] == "speed" and row.get("ratio")]
     shapes = list(dict.fromkeys(tuple(row["shape"]) for row in rows))
-    title = "Seven languages on large products and on 16 tokens, after 24 configurations each"
+    title = "The best of 24 configurations at each shape"
     figure, axes = plots.new_figure(rows, title, record.label(), 0.9 + 0.5 * len(shapes))
     named = {**TITLES, **LIBRARIES}
     for place, name in enumerate(named):
@@ -65,16 +68,29 @@ def draw_speed(record: results.Record) -> plots.Picture:
             axes.errorbar(values, heights, xerr=spreads, mfc="none" if name == "quack" else None, **look)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(shapes), 0, -1), [name_shape(shape) for shape in shapes], fontsize=7.5)
-    axes.set_xlabel("× cuBLAS; bars: half the distance of the quartiles", fontsize=7.5)
+    axes.set_xlabel("speed × cuBLAS; bars: half the distance of the quartiles", fontsize=7.5)
     axes.set_xlim(left=0)
     axes.grid(axis="x", color="#eeeeee")
-    axes.legend(fontsize=6.5, frameon=False, loc="upper left")
-    square = {row["name"]: f"{row['ratio']:.2f}" for row in rows if tuple(row["shape"]) == SQUARE}
-    return figure.describe(
-        "A group of dots for each shape: the speed of each language over cuBLAS. At 4096 cubed: "
-        + ", ".join(f"{name} {ratio}" for name, ratio in square.items())
-        + "."
-    )
+    for place in range(1, len(shapes)):
+        axes.axhline(place + 0.5, color="#eeeeee", linewidth=0.8)
+    axes.legend(fontsize=6.5, framealpha=1, edgecolor="white", loc="upper left")
+    said = ["A group of dots for each shape: the speed of each language over cuBLAS."]
+    for shape in shapes:
+        mine = [f"{row['name']} {row['ratio']:.2f}" for row in rows if tuple(row["shape"]) == shape]
+        said.append(f"{name_shape(shape)}: {', '.join(mine)}.".replace("\n", ", "))
+    return figure.describe(" ".join(said))
+
+
+def tabulate_speed(record: results.Record) -> results.Table:
+    """Return a folded table of the speed of each language over cuBLAS, a row for each shape."""
+    rows: dict[str, dict] = {}
+    for name, title in ({**TITLES, **LIBRARIES}).items():
+        for row in record.rows:
+            if row["kind"] == "speed" and row["language"] == name and row.get("ratio"):
+                shape = name_shape(row["shape"]).replace("\n", ", ")
+                rows.setdefault(shape, {"× cuBLAS": shape})[title] = f"{row['ratio']:.2f}"
+    table = results.table(list(rows.values()), f"the speeds of the picture; {record.label()}")
+    return dataclasses.replace(table, folded=len(rows))
 
 
 def draw_tuning(record: results.Record, shape=SQUARE) -> plots.Picture:
@@ -97,7 +113,7 @@ def draw_tuning(record: results.Record, shape=SQUARE) -> plots.Picture:
     axes.set_yticks(range(len(TITLES), 0, -1), TITLES.values(), fontsize=7.5)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xlim(0, 1.35)
-    axes.set_xlabel("× cuBLAS", fontsize=7.5)
+    axes.set_xlabel("speed × cuBLAS", fontsize=7.5)
     return figure.describe(f"A line of dots for each language. Median to best: {'; '.join(said)}.")
 
 
@@ -108,15 +124,19 @@ def tabulate_effort(record: results.Record) -> results.Table:
         row = find_row(record, "language", name)
         kernel, host = count_lines(name)
         built = sorted(row.get("build_s") or [])
+        tried = [each for each in record.rows if each["kind"] == "tuning" and each["language"] == name]
+        ratios = sorted(each["ratio"] for each in tried if each.get("ratio")) or [float("nan")]
         rows.append(
             {
                 "language": title,
                 "lines of the kernel": kernel,
                 "lines of the host": host or "in the kernel's",
                 "words to know": count_words(name),
-                "seconds to compile one": built[len(built) // 2] if built else None,
-                "seconds to build all 24": sum(built) if built else None,
-                "× cuBLAS at 4096³": find_row(record, "speed", name, SQUARE).get("ratio"),
+                "seconds to compile one": f"{built[len(built) // 2]:.2f}" if built else None,
+                "seconds to build all 24": f"{sum(built):.0f}" if built else None,
+                "slowest of 24 × cuBLAS": f"{ratios[0]:.2f}",
+                "median of 24 × cuBLAS": f"{ratios[len(ratios) // 2]:.2f}",
+                "best × cuBLAS at 4096³": f"{find_row(record, 'speed', name, SQUARE)['ratio']:.2f}",
             }
         )
     return results.table(rows, record.label())
@@ -133,9 +153,11 @@ def tabulate_code(record: results.Record) -> results.Table:
             or config.get("block_sizes")
             or [v for k, v in config.items() if "LOCK" in k.upper()]
         )
+        tile = tile if len(tile) == 3 else [*tile, 64]  # CUDA C++ has no other depth
+        spills = ", with four warps" if row.get("spills") else ""
         rows.append(
             {
-                "language": row["name"],
+                "language": row["name"] + spills,
                 "tile": " × ".join(map(str, tile)),
                 "blocks × threads": f"{row['grid'][0] * row['grid'][1]} × {row['block'][0]}"
                 if "grid" in row
@@ -155,14 +177,14 @@ def tabulate_code(record: results.Record) -> results.Table:
 def say(row: dict) -> str:
     """Return in a few words what a toolchain said about a planted mistake."""
     if row["status"] == "ok":
-        return "right: nothing happened"
+        return f"nothing: the result is right, {row['first_s']:.1f} s after the call"
     if row["status"] == "wrong":
         return "silent: a wrong result"
     text = re.sub(r"\x1b\[[0-9;]*m|/\S*/", "", row["reason"]).strip()
     kind, _, first = text.partition("\n")[0].partition(": ")
     if kind == "CompilationError":  # its last line says what is wrong, after the whole kernel
         first = text.splitlines()[-1]
-    return f"{kind}: {' '.join((first.strip() or text.partition(': ')[2]).split())}"[:120]
+    return textwrap.shorten(f"{kind}: {first.strip() or text.partition(': ')[2]}", 150, placeholder=" …")
 
 
 def tabulate_mistakes(record: results.Record) -> results.Table:
