@@ -41,24 +41,32 @@ def parallel_moe(
     topk_weights: torch.Tensor,  # (tokens, top_k)
     layer: Callable = moe.moe,
 ) -> torch.Tensor:  # (tokens, hidden)
-    """Return what `moe` returns for the tokens of this GPU, whose experts are divided among the processes in order."""
+    """Return what `moe` returns for the tokens of this GPU, whose experts are divided among the processes in order.
+
+    There is no backward pass: RuntimeError where autograd records. An id below 0 or beyond the experts is skipped.
+    """
+    if torch.is_grad_enabled() and any(each.requires_grad for each in (x, gate_up, down, topk_weights)):
+        raise RuntimeError("parallel_moe has no backward pass: call it under torch.no_grad().")
     gpus, here, (tokens, top_k) = dist.get_world_size(), len(gate_up), topk_ids.shape
-    expert, order = topk_ids.flatten().long().sort(stable=True)
-    counts = torch.zeros(gpus * here, dtype=torch.long, device=x.device)
-    counts.scatter_add_(0, expert, torch.ones_like(expert))
+    experts = gpus * here
+    ids = topk_ids.flatten().long()
+    expert, order = torch.where((ids >= 0) & (ids < experts), ids, experts).sort(stable=True)
+    counts = torch.zeros(experts + 1, dtype=torch.long, device=x.device)
+    counts = counts.scatter_add_(0, expert, torch.ones_like(expert))[:experts]
     arriving = torch.empty_like(counts)
     dist.all_to_all_single(arriving, counts)
     sent, received = (
         torch.stack([counts, arriving]).view(2, gpus, here).sum(-1).tolist()
     )  # the host waits here
 
+    order = order[: sum(sent)]
     rows = exchange(x[order // top_k], sent, received)
     ids = torch.arange(here, device=x.device).repeat(gpus)  # each GPU's rows arrive sorted by expert
     ids = ids.repeat_interleave(arriving, output_size=len(rows))[:, None]
     result = layer(rows, gate_up, down, ids, torch.ones(ids.shape, device=x.device))
-    back = torch.empty(tokens * top_k, x.shape[1], dtype=x.dtype, device=x.device)
+    back = torch.zeros(tokens * top_k, x.shape[1], dtype=x.dtype, device=x.device)
     back[order] = exchange(result, received, sent)
-    return (topk_weights[:, None].to(x.dtype) @ back.view(tokens, top_k, -1))[:, 0]
+    return (topk_weights[:, None].to(x.dtype) @ back.view(tokens, top_k, x.shape[1]))[:, 0]
 
 
 # ---- measured: all tokens on one GPU that has every expert, and on all GPUs

@@ -2,6 +2,7 @@
 
 import multiprocessing
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ def layer(x, gate_up, down, ids, weights):
     """Compute the layer in plain torch: the interpreter would take seconds in each process."""
     out = torch.zeros_like(x)
     for token, (chosen, shares) in enumerate(zip(ids.tolist(), weights)):
-        for expert, share in zip(chosen, shares):
+        for expert, share in ((e, share) for e, share in zip(chosen, shares) if e >= 0):
             gate, value = (gate_up[expert] @ x[token]).chunk(2)
             out[token] += share * (down[expert] @ (F.silu(gate) * value))
     return out
@@ -35,9 +36,15 @@ def work(rank, store):
     x, gate_up, down, ids, weights = make()
     mine, here = slice(rank * TOKENS, (rank + 1) * TOKENS), EXPERTS // PROCESSES
     kept = [each[rank * here : (rank + 1) * here] for each in (gate_up, down)]
-    for chosen in (ids, torch.zeros_like(ids)):  # in the second, one process gets no rows at all
+    skipped = torch.where(torch.arange(len(ids))[:, None] % 3 == 0, -1, ids)
+    for chosen in (ids, torch.zeros_like(ids), skipped):  # in the second, one process gets no rows at all
         found = parallel.parallel_moe(x[mine], *kept, chosen[mine], weights[mine], layer)
         assert torch.allclose(found, layer(x, gate_up, down, chosen, weights)[mine], atol=1e-5)
+    mine = slice(0, 0 if rank else TOKENS)  # the second process has no tokens
+    found = parallel.parallel_moe(x[mine], *kept, ids[mine], weights[mine], layer)
+    assert torch.allclose(found, layer(x, gate_up, down, ids, weights)[mine], atol=1e-5)
+    with pytest.raises(RuntimeError, match="no backward pass"):
+        parallel.parallel_moe(x.requires_grad_(), *kept, ids, weights, layer)
 
 
 def test_divided_experts_give_what_one_process_gives(tmp_path):
