@@ -145,7 +145,17 @@ class Module:
 
 @functools.cache
 def parse(name: str, path: pathlib.Path, text: str) -> Module:
-    """Return the Module of a file, or of a notebook's code cells that are Python, without their lines of magics."""
+    """Return the Module of a file, or of a notebook's code cells that are Python, without their lines of magics.
+
+    ValueError names a file that is neither.
+    """
+    try:
+        return _parse(name, path, text)
+    except (KeyError, SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be parsed: {type(error).__name__}: {error}.") from error
+
+
+def _parse(name: str, path: pathlib.Path, text: str) -> Module:
     if path.suffix == ".py":
         return Module(name, path, text)
     cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
@@ -274,7 +284,11 @@ class Code:
 
     @functools.cached_property
     def lessons(self) -> list[Module]:
-        """The modules and notebooks that may define experiments."""
+        """The modules and notebooks that may define experiments. ValueError in a wheel, which has no notebooks."""
+        if not (self.root / "notebooks").is_dir():
+            raise ValueError(
+                f"what a record depends on is found in the source tree; {self.root} has no notebooks."
+            )
         paths = [*self.root.glob("ch[0-9][0-9]/**/*.py"), *self.root.glob("claims/audits/*.py")]
         paths = sorted([*paths, self.root / "tilelab/measure/bench.py"])
         stems = [
@@ -449,9 +463,14 @@ def find_change(record: Mapping[str, Any], code: Code = CODE) -> str:
 
 
 def list_changes(folder: pathlib.Path) -> tuple[list[str], bool]:
-    """Return a line per record that is not known to be current, and one with counts; and whether any has changed."""
+    """Return a line per record that is not known to be current, and one with counts; and whether any has changed.
+
+    ValueError for a file that is not a record, or that cannot be parsed.
+    """
+    from tilelab.records import results  # which imports this module
+
     paths = [path for path in sorted(folder.glob("**/*.json")) if path.stem != "tests"]
-    records = {path.relative_to(folder): json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    records = {path.relative_to(folder): results.read(path) for path in paths}
     changed = {path: clause for path, record in records.items() if (clause := find_change(record))}
     before = [path for path, record in records.items() if "environment" not in record]
     lines = [f"{path}: {clause}" for path, clause in changed.items()]

@@ -140,6 +140,9 @@ def check_record(record: Any, path: str | os.PathLike) -> None:
         wrong = ["device"]
     if not wrong and not all(isinstance(row, dict) for row in record["rows"]):
         wrong = ["rows"]
+    if not wrong and "environment" in record:
+        depends = record["environment"]
+        wrong = [] if isinstance(depends, dict) and depends.keys() == {"code", "tables"} else ["environment"]
     if wrong:
         raise ValueError(f"{path} is not a record: it has no valid {', '.join(wrong)}.")
 

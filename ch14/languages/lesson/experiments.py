@@ -222,9 +222,9 @@ def inspect(name: str, config: dict) -> dict:
 
 
 def find_row(record: results.Record, kind: str, name: str, shape=None) -> dict:
-    """Return the first row of a kind and a language, and of a shape if one is given."""
+    """Return the first row of a kind and a language, and of a shape if one is given; {} if the record has none."""
     rows = (row for row in record.rows if row["kind"] == kind and row["language"] == name)
-    return next(row for row in rows if shape is None or tuple(row["shape"]) == tuple(shape))
+    return next((row for row in rows if shape is None or tuple(row["shape"]) == tuple(shape)), {})
 
 
 def try_mistake(mistake: str, name: str) -> dict:

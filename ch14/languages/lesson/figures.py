@@ -125,7 +125,8 @@ def tabulate_effort(record: results.Record) -> results.Table:
         kernel, host = count_lines(name)
         built = sorted(row.get("build_s") or [])
         tried = [each for each in record.rows if each["kind"] == "tuning" and each["language"] == name]
-        ratios = sorted(each["ratio"] for each in tried if each.get("ratio")) or [float("nan")]
+        ratios = sorted(each["ratio"] for each in tried if each.get("ratio"))
+        best = find_row(record, "speed", name, SQUARE).get("ratio")
         rows.append(
             {
                 "language": title,
@@ -134,9 +135,9 @@ def tabulate_effort(record: results.Record) -> results.Table:
                 "words to know": count_words(name),
                 "seconds to compile one": f"{built[len(built) // 2]:.2f}" if built else None,
                 "seconds to build all 24": f"{sum(built):.0f}" if built else None,
-                "slowest of 24 × cuBLAS": f"{ratios[0]:.2f}",
-                "median of 24 × cuBLAS": f"{ratios[len(ratios) // 2]:.2f}",
-                "best × cuBLAS at 4096³": f"{find_row(record, 'speed', name, SQUARE)['ratio']:.2f}",
+                "slowest of 24 × cuBLAS": f"{ratios[0]:.2f}" if ratios else None,
+                "median of 24 × cuBLAS": f"{ratios[len(ratios) // 2]:.2f}" if ratios else None,
+                "best × cuBLAS at 4096³": f"{best:.2f}" if best else None,
             }
         )
     return results.table(rows, record.label())

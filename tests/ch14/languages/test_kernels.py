@@ -6,7 +6,8 @@ from ch14.languages import TITLES, configs
 from ch14.languages.lesson import cells, exercises, experiments, figures, mistakes, worker
 from tilelab import ROOT
 from tilelab.cells import lesson
-from tilelab.runtime import cubin
+from tilelab.records import results
+from tilelab.runtime import cubin, device
 
 CELLS = lesson.notebook_texts(ROOT / "notebooks" / "19_ch14_languages.ipynb")
 
@@ -62,3 +63,44 @@ def test_a_worker_answers_errors_and_death():
         assert language.ask("describe")["status"] == "failed"
     finally:
         language.close()
+
+
+def test_a_language_that_was_missing_leaves_its_figures_out():
+    row = {"kind": "language", "name": "Triton", "language": "triton", "status": "failed"}
+    record = results.Record(results.make_record("ch14_languages_speed", [row], "0" * 16), live=True)
+    assert len(figures.tabulate_effort(record).rows) == len(TITLES)
+    exercises.show_listings(record)
+
+
+def test_a_kernel_that_fails_only_where_it_is_timed_has_a_reason(monkeypatch):
+    class Language:
+        def __init__(self, *_):
+            pass
+
+        def ask(self, do, *_, **__):
+            return {"status": "failed" if do == "hold" else "ok", "reason": "", "versions": {}}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(experiments, "Language", Language)
+    found = cells.try_kernel("triton", "", {})
+    cells.end_spares()
+    assert found["status"] == "failed" and "4096" in found["reason"]
+
+
+def test_a_cell_without_record_or_with_a_wrong_line_is_one_sentence(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="it got 'triton --chek'"):
+        cells.run_cell("triton --chek", "")
+    with pytest.raises(ValueError, match="unknown language ''"):
+        cells.run_cell("", "")
+    assert not cells.is_recorded("triton", "def (")
+    monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
+    monkeypatch.setattr(device, "current", lambda: device.Device("none"))
+    with pytest.raises(FileNotFoundError, match="no record of ch14_languages_speed"):
+        cells.show_kernel("triton", "")
+    monkeypatch.setattr(device, "current", lambda: device.Device("NVIDIA H200", (9, 0), "sm_90a"))
+    missing = {"status": "failed", "reason": "ModuleNotFoundError: no triton"}
+    monkeypatch.setattr(cells, "try_kernel", lambda name, text, config: missing)
+    text = worker.find_source("triton").read_text()
+    assert cells.show_kernel("triton", text).endswith("and it cannot run: ModuleNotFoundError: no triton.")

@@ -6,6 +6,7 @@ import pytest
 
 from tilelab import ROOT
 from tilelab.records import compare, environment, results
+from tilelab.runtime import device
 
 H200 = "NVIDIA H200"
 BENCH, CHECK, PEERS = (f"tilelab/measure/{name}.py" for name in ("bench", "check", "peers"))
@@ -158,7 +159,7 @@ def test_a_record_is_saved_with_its_environment_and_also_where_that_fails(monkey
 def test_the_command_lists_what_has_changed_and_what_was_recorded_before(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
     for name, found in (("square", {"code": "0" * 16, "tables": {}}), ("old", None)):
-        record = {"experiment": "ch14_gemm_square", "device": {"name": H200}, "rows": SQUARE}
+        record = results.make_record("ch14_gemm_square", SQUARE, "0" * 16, device.Device(H200))
         path = tmp_path / "nvidia-h200" / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record | ({"environment": found} if found else {})))
@@ -168,3 +169,33 @@ def test_the_command_lists_what_has_changed_and_what_was_recorded_before(monkeyp
         "nvidia-h200/old.json: recorded before the measuring code was covered",
         "2 records: 0 current, 1 changed, 1 recorded before",
     ]
+
+
+@pytest.mark.parametrize("text, message", [("{", "odd.json is not JSON"), ("{}", "odd.json is not a record")])
+def test_a_file_that_is_no_record_is_named(text, message, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TILES_RESULTS", str(tmp_path))
+    (tmp_path / "odd.json").write_text(text)
+    with pytest.raises(SystemExit):
+        compare.main(["--environment"])
+    assert message in capsys.readouterr().err
+
+
+def test_an_environment_without_its_parts_is_no_record():
+    record = results.make_record("ch14_gemm_square", [], "0" * 16)
+    for wrong in ("0", {"code": "0"}, None):
+        with pytest.raises(ValueError, match="no valid environment"):
+            results.check_record(record | {"environment": wrong}, "x.json")
+
+
+@pytest.mark.parametrize(
+    "path, text",
+    [(GEMM, "def (  # experiment("), ("notebooks/00_start.ipynb", "{"), ("notebooks/00_start.ipynb", "{}")],
+)
+def test_a_file_of_the_course_that_cannot_be_parsed_is_named(path, text):
+    with pytest.raises(ValueError, match=f"{path} cannot be parsed"):
+        environment.describe("ch14_gemm_square", H200, SQUARE, environment.Code(changes={path: text}))
+
+
+def test_an_installed_course_does_not_say_what_has_changed(tmp_path):
+    with pytest.raises(ValueError, match="found in the source tree"):
+        environment.describe("ch14_gemm_square", H200, SQUARE, environment.Code(tmp_path))
