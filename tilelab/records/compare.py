@@ -236,6 +236,24 @@ def tabulate(problems: Sequence[Problem]) -> str:
     return "\n".join([f"Worse: {total}.", *lines, *more])
 
 
+def list_changes(folder: pathlib.Path) -> tuple[list[str], bool]:
+    """Return a line per record that is not known to be current, and one with counts; and whether any has changed.
+
+    ValueError for a file that is not a record, or that cannot be parsed.
+    """
+    paths = [path for path in sorted(folder.glob("**/*.json")) if path.stem != "tests"]
+    records = {path.relative_to(folder): results.read(path) for path in paths}
+    changed = {
+        path: clause for path, record in records.items() if (clause := environment.find_change(record))
+    }
+    before = [path for path, record in records.items() if "environment" not in record]
+    lines = [f"{path}: {clause}" for path, clause in changed.items()]
+    lines += [f"{path}: recorded before the measuring code was covered" for path in before]
+    current = len(records) - len(changed) - len(before)
+    counts = f"{current} current, {len(changed)} changed, {len(before)} recorded before"
+    return [*lines, f"{len(records)} records: {counts}"], bool(changed)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     parser = cli.make_plain_parser(
@@ -261,7 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("it takes two folders, OLD and NEW, or --stacks, --folder or --environment alone.")
     try:
         if options.environment:
-            lines, changed = environment.list_changes(results.results_folder())
+            lines, changed = list_changes(results.results_folder())
             print(*lines, sep="\n")
             return int(changed)
         if options.folder:

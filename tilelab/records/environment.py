@@ -460,21 +460,3 @@ def find_change(record: Mapping[str, Any], code: Code = CODE) -> str:
     names = {**before["tables"], **now["tables"]}
     changed = [name for name in names if before["tables"].get(name) != now["tables"].get(name)]
     return f"the rows of the tuned table {', '.join(changed)} have changed" if changed else ""
-
-
-def list_changes(folder: pathlib.Path) -> tuple[list[str], bool]:
-    """Return a line per record that is not known to be current, and one with counts; and whether any has changed.
-
-    ValueError for a file that is not a record, or that cannot be parsed.
-    """
-    from tilelab.records import results  # which imports this module
-
-    paths = [path for path in sorted(folder.glob("**/*.json")) if path.stem != "tests"]
-    records = {path.relative_to(folder): results.read(path) for path in paths}
-    changed = {path: clause for path, record in records.items() if (clause := find_change(record))}
-    before = [path for path, record in records.items() if "environment" not in record]
-    lines = [f"{path}: {clause}" for path, clause in changed.items()]
-    lines += [f"{path}: recorded before the measuring code was covered" for path in before]
-    current = len(records) - len(changed) - len(before)
-    counts = f"{current} current, {len(changed)} changed, {len(before)} recorded before"
-    return [*lines, f"{len(records)} records: {counts}"], bool(changed)
