@@ -59,9 +59,10 @@ def is_better(value: float, other: float, margin: float = MARGIN) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Ruling:
-    """What a rule finds: whether the claim holds (None: the evidence cannot decide), and the values of its figure.
+    """Hold the result of a rule: whether the claim holds, and the values that the answer quotes.
 
-    `holds_then` says whether the claim holds under its condition. `case` names texts of the claim that replace others.
+    `holds` is None if the evidence cannot decide. `holds_then` says whether the claim holds under its condition.
+    `case` selects texts of the claim that replace its usual ones.
     """
 
     holds: bool | None

@@ -47,7 +47,7 @@ def ragged_descriptor(matrix: torch.Tensor, box: list[int]) -> TensorDescriptor:
 
 
 def _dequantise(values: torch.Tensor, scales: torch.Tensor | None, rows: int) -> torch.Tensor:
-    """Return (..., R, C) in float64, of numbers with a scale for each `rows` x 128 of them."""
+    """Return values (..., R, C) times their scales in float64. Each block of `rows` x 128 values has one scale."""
     if scales is None:
         return values.double()
     scales = scales.double().repeat_interleave(rows, -2).repeat_interleave(BLOCK, -1)
@@ -207,7 +207,7 @@ def bind(
         "stride_cs": 0 if out_scale is None else out_scale.stride(1),
     }
     of_a, of_b = (scale.stride() if scale is not None else (0, 0, 0) for scale in (scale_a, scale_b))
-    skip = of_a[0] - a.shape[1] * of_a[1] if masked else 0  # from the rows of a group to those of the next
+    skip = of_a[0] - a.shape[1] * of_a[1] if masked else 0  # from one group's rows to the next group's
     arguments |= {"stride_sa_group": skip, "stride_sa_m": of_a[-2], "stride_sa_k": of_a[-1]}
     arguments |= {"stride_sb_group": of_b[0], "stride_sb_k": of_b[1], "stride_sb_n": of_b[2]}
     names = ("a_desc", "b_desc", "ends_ptr", "scale_a_ptr", "scale_b_ptr", "c_scale_ptr", "c_desc")

@@ -11,9 +11,9 @@ from ch14.gemm.configs import rejection as rejection_of_gemm
 from tilelab.runtime import spoken
 from tilelab.runtime.build import Job
 
-BLOCK = 128  # A scale covers so many columns of K and of B.
+BLOCK = 128  # A scale covers this many elements along K, and this many columns of B.
 MANY_ROWS = 80  # From more rows per group on, tiles of 128 rows take less time than tiles of 64; in float8 from BLOCK.
-FEW_ROWS = 32  # Up to so many, swapped.cu takes less time than Triton for SwiGLU in bf16 on Hopper.
+FEW_ROWS = 32  # Up to this many, swapped.cu takes less time than Triton for SwiGLU in bf16 on Hopper.
 PHRASES = {name: phrase for name, phrase in OF_GEMM.items() if name not in ("swap", "kernel", "splits")}
 PHRASES |= {"fused": "fused", "halves": "halves"}
 
@@ -23,8 +23,8 @@ class GroupedConfig(GemmConfig):
     """Hold the tile of the grouped kernel: block_m rows of a group by block_n columns, in steps of block_k along K.
 
     With `fused`, the loads of a tile run ahead during the epilogue of the tile before. With `halves`, of float8, the
-    upper and the lower half of a tile are multiplied in turn. The other fields are those of
-    `ch14.gemm.configs.GemmConfig`. block_n is a power of two. With SwiGLU, half of the columns are gates.
+    upper and the lower half of a tile are multiplied in turn. `ch14.gemm.configs.GemmConfig` explains the other
+    fields. block_n is a power of two. With SwiGLU, half of the columns are gates.
     """
 
     kernel: str = "persistent"

@@ -52,7 +52,7 @@ struct Scales {
 };
 
 // Return the scales for step `first` + i in lane i. They are shared by shuffles, and loaded long before, because memory
-// takes long. `scale_b` are those of all experts, each expert with a row of `steps` per block of columns.
+// takes long. `scale_b` holds the scales of all experts: each expert has a row of `steps` per block of columns.
 __device__ __forceinline__ Scales load_scales(const float* scale_b, const GroupTile& tile, int first, int steps,
                                               int N) {
     const int blocks = (N + BLOCK - 1) / BLOCK, block = min(tile.column, N - 1) / BLOCK;
@@ -61,7 +61,7 @@ __device__ __forceinline__ Scales load_scales(const float* scale_b, const GroupT
     return {__ldg(source), HAS_TWO_SCALES ? __ldg(source + (block + 1 < blocks ? steps : 0)) : 0};
 }
 
-// A consumer multiplies one tile. `scales` are those of its first 32 steps.
+// A consumer multiplies one tile. `scales` belong to its first 32 steps.
 __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory, Ring<STAGES>& state,
                                         const float* scale_b, const GroupTile& tile, Scales scales, int steps, int N,
                                         u32 warp) {

@@ -132,8 +132,8 @@ def load_scales(
     SWIGLU: tl.constexpr,
     HALVES: tl.constexpr,
 ):
-    # Return the scales that a step needs: those of the rows, of the lower half's rows, of the columns, and with SwiGLU
-    # of the columns that are values. Steps and rows that do not exist get the scales of the last.
+    # Return a step's scales for the rows, the lower half's rows, the columns, and with SwiGLU the columns that are
+    # values. Steps and rows that do not exist get the scales of the last one.
     step = tl.minimum(step, steps - 1)
     sa_ptr += step.to(tl.int64) * stride_sa_k
     sb_ptr += step * stride_sb_k

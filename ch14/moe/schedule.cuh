@@ -4,8 +4,8 @@
 #pragma once
 #include "wgmma.cuh"
 
-// A group that has rows, begin to end - 1. Its tiles are numbered from `first_tile` on. A list of them ends with a group
-// whose `index` is -1.
+// A group that has rows, begin to end - 1. Its tiles are numbered from `first_tile` on. A list of groups ends
+// with the `index` -1.
 struct alignas(16) Group {
     int first_tile, index, begin, end;
     // Return the first row of the group's tiles, a multiple of `alignment` from the first row of its scales.

@@ -1,6 +1,6 @@
-// The grouped product of grouped.cu with its operands swapped, in fp8 or bf16: C^T = B[expert] A^T. The tensor core
-// computes 64 rows at a time, and any number of columns from 8 to 256 in steps of 8. So columns suit the few rows of A
-// that an expert has, and the 64 rows are output columns, of which there are many:
+// The grouped product of grouped.cu with its operands swapped, in fp8 or bf16: C^T = B[expert] A^T. One instruction
+// of the tensor core computes 64 rows and 8 to 256 columns, in steps of 8. An expert has few rows of A, so this kernel
+// makes them the columns. The output columns are many, so they become the 64 rows.
 //
 //                     TOKENS rows of A
 //                    +---------------+

@@ -252,7 +252,7 @@ class References(ast.NodeVisitor):
 
 @dataclasses.dataclass
 class Part:
-    """What a statement says, without what cannot alter a figure, and what it uses."""
+    """Hold the code of a statement, without the parts that cannot alter a figure, and the names that it uses."""
 
     definitions: list[str]
     names: set[Name]

@@ -25,10 +25,10 @@ from tilelab.records import results, timeline
 from tilelab.runtime import build, cuda, device, provenance, tensor_map
 
 SHAPE = (4096, 4096, 1024)  # a tile takes 16 steps along K
-TILES_SHOWN = 2  # tiles that a record keeps of a persistent kernel
+TILES_SHOWN = 2  # a record keeps this many tiles of a persistent kernel
 ALL_SMS = 0xFFFFFFFF  # every CTA writes stamps
 LAST_WATCHED = 7  # a small grid may leave some SMs without a CTA
-ALONE = 120 * 1024  # bytes of shared memory with which one CTA fills an SM
+ALONE = 120 * 1024  # a CTA with this many bytes of shared memory leaves no room for a second one on its SM
 
 
 class AloneConfig(WgmmaConfig):

@@ -1,4 +1,4 @@
-"""What the kernel in cuda_gemm.cu needs from the host: tensor maps, constants, shared memory and a grid."""
+"""Prepare on the host what the kernel in cuda_gemm.cu needs: tensor maps, constants, shared memory and a grid."""
 
 import ctypes
 import functools

@@ -1,4 +1,4 @@
-"""What the kernel in cute_gemm.py needs from the host: layouts, tensor maps, a grid and wrapped tensors."""
+"""Prepare on the host what the kernel in cute_gemm.py needs: layouts, tensor maps, a grid and wrapped tensors."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What the kernel in gluon_gemm.py needs from the host: tensor descriptors with layouts, and a grid."""
+"""Prepare on the host what the kernel in gluon_gemm.py needs: tensor descriptors with layouts, and a grid."""
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor

@@ -49,7 +49,7 @@ OWN_FOLDER = ("cutile", "tilelang", "helion")
 LIBRARIES = ("deep_gemm", "quack")  # kernels that the languages' users would take from a library
 FOLDER = pathlib.Path(__file__).parent.parent / "kernels"
 RAGGED = ((1000, 1000, 1000), (333, 520, 136), (4097, 4104, 4112))
-# What a listing of SASS shows: loads, stores, barriers, products and registers that change hands.
+# A listing of SASS shows these: loads, stores, barriers, products and registers that change hands.
 INSTRUCTIONS = re.compile(r"\b(UTMA[A-Z]+|LDGSTS|HGMMA|WARPGROUP|SYNCS|USETMAXREG|STG|STSM|BAR\.SYNC)\b")
 DUMP = tempfile.mkdtemp(prefix="tiles-language-")
 
@@ -129,7 +129,7 @@ class Worker:
     def check(self, config: dict, shapes=RAGGED, epilogue: bool = False) -> dict:
         """Return the largest error against float64 over cuBLAS's own error, and the seconds of the first call.
 
-        With `epilogue` the kernel is that of an exercise: it takes a bias, too, and applies SiLU.
+        With `epilogue` the kernel comes from an exercise: it also takes a bias, and applies SiLU.
         """
         import torch
 

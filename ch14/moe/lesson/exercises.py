@@ -25,7 +25,7 @@ from tilelab.records import results
 from tilelab.runtime import device
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
-TILE, SMS = 128, 132  # of the notebook's first kernels: 128 × 128 elements of C; multiprocessors of an H200
+TILE, SMS = 128, 132  # The notebook's first kernels compute tiles of 128 × 128. An H200 has 132 SMs.
 TIMED = ([128] * 64, 4096, 2048)  # rows of each expert, N, K
 TIMED_MASKED = ([1] * 128, 64, 1536, 2048)  # rows of each expert, capacity, N, K
 CASES = {
@@ -136,7 +136,7 @@ def tabulate_waves(layers: dict[str, tuple[Sequence[int], int]], sms: int = SMS)
 def make_fp8(case: tuple[Sequence[int], int, int], where: str) -> tuple[torch.Tensor, ...]:
     """Return a, its scales, weight, its scales, offsets, both operands in bf16, and out (M, N) in bf16.
 
-    a (M, K) and weight (experts, N, K) are float8_e4m3fn with a scale for each 1 × 128 and 128 × 128 of them. The
+    a (M, K) and weight (experts, N, K) are float8_e4m3fn with a scale per 1 × 128 and per 128 × 128 elements. The
     scales of a lie column by column.
     """
     sizes, n, k = case
@@ -168,7 +168,7 @@ def make_fp8_ladder() -> lesson.Ladder:
 def make_swiglu(case: tuple[Sequence[int], int, int], where: str) -> tuple[torch.Tensor, ...]:
     """Return what `make_fp8` does, with N = 2 I, but out (M, I) in float8_e4m3fn with its scales (M, I / 128).
 
-    The products are near 1, and the scales of out lie as those of a.
+    The products are near 1. The scales of out lie column by column, as in a.
     """
     *tensors, out = make_fp8(case, where)
     tensors[3] /= math.sqrt(case[2])

@@ -51,7 +51,7 @@ def _where() -> str:
 
 
 def prepare_course(a, weight, ends, out, scale_a, scale_b, config="best"):
-    """Prepare the kernel that "best" means, or that of a configuration."""
+    """Prepare the kernel of a configuration, or the kernel that "best" chooses."""
     scale_b = None if scale_b is None else scale_b.mT
     return moe.prepare(a, weight.mT, ends, scale_a=scale_a, scale_b=scale_b, out=out, config=config)
 
@@ -391,7 +391,7 @@ def prepare_torch_gradient(g, a, offsets, out):
 
 
 def find_gradient_fault(candidate: Callable, tensors: tuple) -> tuple[str, float]:
-    """Run a candidate; compare a few experts in float64; return "" or what is wrong, and the error."""
+    """Run a candidate, compare a few experts in float64, and return the fault ("" if none) and the error."""
     g, a, offsets, _ = tensors
     found, worst = candidate(*tensors)(), 0.0
     bounds = workloads.find_bounds(offsets.tolist())

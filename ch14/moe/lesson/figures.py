@@ -58,7 +58,7 @@ def describe_checks(record: results.Record) -> str:
 
 
 def describe_skew(record: results.Record) -> str:
-    """Return a line for each routing: its time and its tiles, over those of equal shares."""
+    """Return a line for each routing, with its time and its tiles as multiples of equal shares'."""
     lines, equal = [], {}
     for row in record.rows:
         key = tuple(row[name] for name in ("model", "part", "dtype"))

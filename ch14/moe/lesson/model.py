@@ -20,13 +20,14 @@ from ch14.moe.lesson import experiments
 from tilelab.measure import bench
 from tilelab.runtime import device
 
-# Qwen 3 30B-A3B with 2 of its 48 layers, and with as small a part of its vocabulary.
+# Qwen 3 30B-A3B, cut to 2 of its 48 layers and to about 1/24 of its vocabulary.
 SIZES = dict(hidden_size=2048, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8)
 SIZES |= dict(num_attention_heads=32, num_key_value_heads=4, head_dim=128, norm_topk_prob=True)
 SIZES |= dict(num_hidden_layers=2, vocab_size=6336, rope_theta=1e6)
-CALLS = {"prefill": (1, 4096), "decode": (32, 1)}  # sequences, and tokens of each
-PAST, CAPACITY, KEPT = 1000, 1024, 64  # tokens in the cache and its room; the last tokens that have logits
-# {name: (name of the function of the experts, whether the model is compiled)}; the first is the peer of the others.
+CALLS = {"prefill": (1, 4096), "decode": (32, 1)}  # number of sequences, tokens per sequence
+# The cache holds PAST tokens and has room for CAPACITY. Logits are computed for the last KEPT tokens.
+PAST, CAPACITY, KEPT = 1000, 1024, 64
+# {name: (name of the experts' function, whether the model is compiled)}. The first variant is the others' peer.
 VARIANTS = {
     "eager": ("eager", False),
     "compiled": ("grouped_mm", True),

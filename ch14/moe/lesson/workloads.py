@@ -1,7 +1,7 @@
 """The expert layers of open models, how tokens are routed to them, and random operands.
 
-Sizes are those of config.json of each model on huggingface.co. A figure on layers that a choice was made with is no
-result: tiles were chosen with MODELS, and headlines are of HELD_OUT.
+Sizes come from each model's config.json on huggingface.co. Tiles were chosen with MODELS, so headline figures use
+HELD_OUT, whose layers had no part in the choice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tilelab.measure import peers
 
 
 class Model(NamedTuple):
-    """The experts of a layer, how many of them a token takes, and the extents of their matrices."""
+    """Describe a layer: how many experts it has, how many a token takes, and the extents of their matrices."""
 
     experts: int
     top_k: int
@@ -98,7 +98,7 @@ def route(layer: Model, tokens: int, routing: str, seed: int = 0) -> list[int]:
 def make_operand(
     shape: Sequence[int], block_rows: int, fp8: bool, where: str
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return random numbers, bfloat16 or float8_e4m3fn, and for these a scale for each `block_rows` x 128 of them."""
+    """Return random numbers, bfloat16 or float8_e4m3fn; float8 has a scale per `block_rows` x 128 elements."""
     values = torch.empty(*shape, dtype=torch.float8_e4m3fn if fp8 else torch.bfloat16, device=where)
     for part in values if len(shape) == 3 else [values]:  # one matrix at a time needs little memory
         random = torch.randn(part.shape, device=where)
