@@ -238,12 +238,8 @@ class References(ast.NodeVisitor):
         if chain and texts:
             self.calls.append((chain, texts[0]))
         self.generic_visit(node)
-        if chain[-1:] in (
-            ("getattr",),
-            ("attrgetter",),
-            ("methodcaller",),
-        ):  # the name may be in any text here
-            self.reads_by_name = True
+        # The name that these take may be in any text here.
+        self.reads_by_name |= bool({*chain[-1:]} & {"getattr", "attrgetter", "methodcaller"})
 
     def visit_Constant(self, node: ast.Constant) -> None:
         if is_text(node):
