@@ -1,7 +1,7 @@
 """The expert layers of open models, how tokens are routed to them, and random operands.
 
 Sizes are those of config.json of each model on huggingface.co. A figure on layers that a choice was made with is no
-result: tiles were chosen with MODELS, and headlines are of HELD_OUT.
+result: the rule for tiles was fitted to MODELS, and headlines are of HELD_OUT. Its author had seen a trial of those.
 """
 
 from __future__ import annotations
