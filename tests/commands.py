@@ -7,7 +7,6 @@ import shlex
 from tilelab import cli
 from tilelab.runtime import device
 
-NO_GPU = device.Device(note="torch is a CPU build")
 H200 = device.Device("NVIDIA H200", (9, 0), "sm_90a", 132, 232448, 60 << 20, 139 << 30, "580.95.05")
 
 

@@ -11,7 +11,6 @@ from cases import cases
 
 from ch14.moe.configs import SETS
 from tilelab.records import results
-from tilelab.runtime import device
 
 ROOT = pathlib.Path(__file__).parents[1]
 LONG = "9" * 4301
@@ -163,14 +162,12 @@ def test_bad_usage_is_one_line_and_two(capsys, monkeypatch, tmp_path, module, ar
 
 
 @pytest.mark.parametrize("module, arguments, said", flatten(NEEDS))
-def test_without_a_gpu_it_is_one_line_and_two(capsys, monkeypatch, module, arguments, said):
-    monkeypatch.setattr(device, "current", lambda: commands.NO_GPU)
+def test_without_a_gpu_it_is_one_line_and_two(capsys, no_gpu, module, arguments, said):
     assert_refused(capsys, module, arguments, said)
 
 
 @pytest.mark.parametrize("module, arguments, said", flatten(SHOWS))
-def test_without_a_gpu_it_shows_its_record(capsys, monkeypatch, module, arguments, said):
-    monkeypatch.setattr(device, "current", lambda: commands.NO_GPU)
+def test_without_a_gpu_it_shows_its_record(capsys, no_gpu, module, arguments, said):
     status, out, err = commands.run(capsys, module, arguments)
     assert status == 0 and not err and said in out
     assert module == "ch14.gemm" or "--json -" in arguments or "Nothing is measured here (no GPU" in out
@@ -189,8 +186,7 @@ def test_without_a_gpu_it_shows_its_record(capsys, monkeypatch, module, argument
         ),
     ],
 )
-def test_without_a_gpu_it_compiles(capsys, monkeypatch, module, arguments, said):
-    monkeypatch.setattr(device, "current", lambda: commands.NO_GPU)
+def test_without_a_gpu_it_compiles(capsys, no_gpu, module, arguments, said):
     status, out, err = commands.run(capsys, module, arguments)
     assert status == 0 and not err and said in out
 

@@ -59,7 +59,7 @@ def test_form(path):
         counted = [
             line
             for line in lines(cell)
-            if not line.startswith(("import ", "from ", "#include ")) or cell["cell_type"] != "code"
+            if not line.startswith(("import ", "from ")) or cell["cell_type"] != "code"
         ]
         assert len(counted) <= limit, f"cell {number} is longer than {limit} lines: {lines(cell)[0]}"
     for cell in code:

@@ -273,9 +273,10 @@ def autotune_engages_tma(evidence: Evidence, mode: str) -> Ruling:
     products = [kernel["kernel"] for row in rows for kernel in row["kernels"] if "nvjet" in kernel["kernel"]]
     generated = {name: counts["UTMALDG"] for row in rows for name, counts in row["triton"].items()}
     used = sum(counted.get(kernel, 0) > 0 for kernel in products)
+    products_do = 0 < used == len(products)
     return decide(
-        used == len(products) and all(generated.values()),
-        used == len(products),
+        products_do and bool(generated) and all(generated.values()),
+        products_do,
         used=used,
         products=len(products),
         generated=[f"{name} {count}" for name, count in generated.items()],

@@ -64,7 +64,7 @@ def is_text(node: ast.AST) -> bool:
 
 @dataclasses.dataclass
 class Mention:
-    """A statement that defines experiments: by a name, or the `beginning` of one; `method` is the Ladder's."""
+    """Hold a statement that defines experiments by a name or its `beginning`, and the Ladder's `method` it calls."""
 
     module: Module
     statement: ast.stmt
@@ -238,12 +238,8 @@ class References(ast.NodeVisitor):
         if chain and texts:
             self.calls.append((chain, texts[0]))
         self.generic_visit(node)
-        if chain[-1:] in (
-            ("getattr",),
-            ("attrgetter",),
-            ("methodcaller",),
-        ):  # the name may be in any text here
-            self.reads_by_name = True
+        # The name that these take may be in any text here.
+        self.reads_by_name |= bool({*chain[-1:]} & {"getattr", "attrgetter", "methodcaller"})
 
     def visit_Constant(self, node: ast.Constant) -> None:
         if is_text(node):
@@ -262,7 +258,7 @@ class Part:
 
 
 class Code:
-    """The files of the course. `changes` ({path: text}) replaces texts of some of them, for a test."""
+    """The files of the course. `changes` ({path: text}) replaces the texts of some files, for a test."""
 
     def __init__(self, root: pathlib.Path = ROOT, changes: Mapping[str, str] | None = None) -> None:
         self.root, self._changes = root, {root / path: text for path, text in (changes or {}).items()}
@@ -370,7 +366,7 @@ def cannot_alter(module: str) -> bool:
 
 
 class Closure:
-    """What is reached from where an experiment is defined: `definitions` (normalised code), and names of `tables`."""
+    """Hold all that an experiment reaches: its `definitions` (normalised code), and the names of `tables`."""
 
     def __init__(self, code: Code, experiment: str) -> None:
         self.definitions, self.tables = set(), set()
@@ -424,9 +420,9 @@ def digest(value: Any) -> str:
 
 
 def hash_table(table: str, gpu: str, rows: Iterable[Mapping], code: Code) -> str | None:
-    """Return the hash of what rows of a record used of a table of a GPU; None where there is no such table.
+    """Return the hash of the part of a GPU's table that a record's rows used, or None if there is no such table.
 
-    That is the table's rows of these very shapes, or all rows if a shape is not in it.
+    The part is the table's rows of the same shapes, or all its rows if it lacks one of the shapes.
     """
     path = code.root / "tuned" / device.Device(gpu).slug / f"{table}_families.json"
     if not path.is_file():
@@ -441,7 +437,7 @@ def hash_table(table: str, gpu: str, rows: Iterable[Mapping], code: Code) -> str
 def describe(experiment: str, gpu: str, rows: Iterable[Mapping], code: Code = CODE) -> dict[str, Any]:
     """Return the `environment` of a record: the hash of the code, and one of each table that the code reads.
 
-    It is empty for an experiment that is not defined in the course.
+    The result is empty for an experiment that is not defined in the course.
     """
     with provenance.PARSING:
         closure = find_closure(experiment) if code is CODE else Closure(code, experiment)

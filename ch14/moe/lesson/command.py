@@ -28,7 +28,7 @@ def _measure(options: cli.Options) -> list[dict] | results.Record:
     if not device.current().has_wgmma:
         found = experiments.measure_shapes.load()
         rows = [row for row in found.rows if row["model"] == options.model]
-        return results.Record(found.data | {"rows": rows}, live=False, stale=found.stale)
+        return cli.show_recorded(options, found, rows, "compile it with --target sm_90a")
     return experiments.measure_case(options.case, options.dtype == "fp8")
 
 

@@ -49,7 +49,8 @@ def work(rank, store):
 
 def test_divided_experts_give_what_one_process_gives(tmp_path):
     fork = multiprocessing.get_context("fork")  # a new process would import torch for seconds
-    started = [fork.Process(target=work, args=(rank, tmp_path / "store")) for rank in range(PROCESSES)]
+    how = {"target": work, "daemon": True}  # one that hangs ends with the tests
+    started = [fork.Process(**how, args=(rank, tmp_path / "store")) for rank in range(PROCESSES)]
     for each in started:
         each.start()
     for each in started:
