@@ -275,7 +275,7 @@ def autotune_engages_tma(evidence: Evidence, mode: str) -> Ruling:
     used = sum(counted.get(kernel, 0) > 0 for kernel in products)
     products_do = 0 < used == len(products)
     return decide(
-        products_do and bool(generated) and all(generated.values()),
+        products_do and all(generated.values()),
         products_do,
         used=used,
         products=len(products),
