@@ -177,11 +177,11 @@ def build(
 ) -> Iterator[Report]:
     """Compile `jobs` in parallel and yield a Report for each as it finishes, in any order.
 
-    `workers` is the number of processes (default: one per CPU), `timeout_s` the limit per job. `cache` replaces the
-    cache folders of Triton and of tilelab.runtime.cuda. `triton` is (version, folder) of another Triton (pip's
-    --target), for kernels that import nothing but Triton. Closing the iterator early kills the running builds. Raises
-    ValueError at once for a target that is not in tilelab.runtime.device.TARGETS, and Unsupported where the folder does
-    not hold that Triton.
+    `workers` is the number of processes (default: one per CPU), `timeout_s` the limit per job, to which the start of a
+    process does not count. `cache` replaces the cache folders of Triton and of tilelab.runtime.cuda. `triton` is
+    (version, folder) of another Triton (pip's --target), for kernels that import nothing but Triton. Closing the
+    iterator early kills the running builds. Raises ValueError at once for a target that is not in
+    tilelab.runtime.device.TARGETS, and Unsupported where the folder does not hold that Triton.
     """
     jobs = list(jobs)
     for job in jobs:
@@ -256,7 +256,7 @@ def build_one(
         with worker_pool.lease_worker(
             "tilelab.runtime.build_worker", "the compiler", cancel_token, **env
         ) as worker:
-            answer = worker.ask(request, timeout_s)
+            answer = worker.ask(request, timeout_s, {"kernel": kernel, "warm_up": True})
     except Exception as error:  # a job that cannot be pickled, a machine out of processes
         return Report(job, "failed", f"{type(error).__name__}: {error}")
     if "unsupported" in answer:

@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 
 from tilelab import ROOT
 
+START_S = 180  # how long a worker may take to import torch and to open the GPU
 STOP_S = 10  # how long a killed process may take to disappear
 EXIT_S = 1  # the same for all workers together when this process ends
 WATCH_S = 0.1  # how often the process of a silent worker is looked at
@@ -82,23 +83,31 @@ class Worker:
         """Return whether its process runs."""
         return self.process is not None and self.process.poll() is None
 
-    def ask(self, request: dict, timeout_s: float) -> dict:
-        """Return the answer, or {"reason", "died": True} where none came in time. Raises Cancelled."""
-        request = {**request, "path": _import_path()}
-        answer = self._ask_once(request, timeout_s)
+    def ask(self, request: dict, timeout_s: float, warm_up: dict | None = None) -> dict:
+        """Return the answer, or {"reason", "died": True} where none came in time. Raises Cancelled.
+
+        A process that starts is asked `warm_up` first, so that its imports do not count to `timeout_s`: they take long
+        on a busy machine.
+        """
+        answer = self._ask_once(request, timeout_s, warm_up)
         if answer.get("outdated"):  # a source file was edited after the worker had imported it
             self.stop()
-            answer = self._ask_once(request, timeout_s)
+            answer = self._ask_once(request, timeout_s, warm_up)
         if answer.pop("retire", False):
             self.stop()
         return answer
 
-    def _ask_once(self, request: dict, timeout_s: float) -> dict:
+    def _ask_once(self, request: dict, timeout_s: float, warm_up: dict | None) -> dict:
         if not self.alive:
             self.stop()
             self._start()
+            if warm_up and (answer := self._exchange(warm_up, START_S)).get("died"):
+                return answer
+        return self._exchange(request, timeout_s)
+
+    def _exchange(self, request: dict, timeout_s: float) -> dict:
         try:
-            self._connection.send(request)
+            self._connection.send({**request, "path": _import_path()})
             if self._wait_for_answer(time.monotonic() + timeout_s):
                 return self._connection.recv()
             reason = f"gave no answer within {timeout_s:g} s"

@@ -32,6 +32,10 @@ COMPILER_CRASHES = {
 }
 
 
+def _where() -> str:
+    return "cuda" if device.current().capability else "cpu"
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """`block` elements per program; `fault` is a key of FAULTS, or "" for a kernel that is right."""
@@ -89,9 +93,12 @@ class FaultSpace(Space):
         )
 
     def warm_up(self) -> dict:
+        import torch
+
         from tilelab.measure import check  # noqa: F401, its imports take seconds
         from tilelab.sweeps import faults_kernels  # noqa: F401
 
+        torch.empty(1, device=_where())  # it opens the GPU
         return {}
 
     def measure(self, config: Config) -> dict:
@@ -101,7 +108,7 @@ class FaultSpace(Space):
         from tilelab.sweeps import faults_kernels
 
         self._log("begin", config)
-        where = "cuda" if device.current().capability else "cpu"
+        where = _where()
         if config.fault == "out of memory":
             torch.empty(1 << 46, device=where)
 

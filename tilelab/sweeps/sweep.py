@@ -35,7 +35,6 @@ STATUSES = ("ok", "rejected", "wrong", "failed")
 FINALISTS = 3
 REASON_CHARS = 300  # how much of a reason is kept
 BUILDS_AT_ONCE = 64  # builds handed to an executor of the caller's
-START_S = 180  # how long a worker may take to import torch and to open the GPU
 NOTICE_S = 2  # how long a loop over a sweep waits for a row before it looks whether the sweep waits for a GPU
 # What a record of a whole sweep keeps of a row.
 RECORDED = (
@@ -68,16 +67,14 @@ def call_in_gpu_worker(
     visible = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
     lease = worker_pool.lease_worker("tilelab.sweeps.gpu_worker", "the GPU's worker", cancel_token, **visible)
     with _take_turn(gpu, cancel_token), lease as worker:
-
-        def ask(method, arguments, timeout_s):
-            request = {"method": method, "work": pickle.dumps((space, arguments)), "source": source}
-            return worker.ask(request, timeout_s)
-
-        answer = {}
-        if method == "warm_up" or not worker.alive:  # imports count to no configuration's limit
-            answer = ask("warm_up", (), START_S)
-        if method != "warm_up" and not answer.get("died"):
-            answer = ask(method, arguments, limit_s)
+        warm_up, request = (
+            {"method": name, "work": pickle.dumps((space, given)), "source": source}
+            for name, given in (("warm_up", ()), (method, arguments))
+        )
+        if method == "warm_up":
+            answer = worker.ask(warm_up, worker_pool.START_S)
+        else:
+            answer = worker.ask(request, limit_s, warm_up)
         if answer.get("died") or answer.get("lost"):
             worker.stop()
             answer["lost_worker"] = True
@@ -216,8 +213,8 @@ class Sweep:
     default, builds and measurements run in worker processes on this machine, and all visible GPUs of the current model
     take part.
 
-    `limit_s` is the time limit of each build, each measurement and the last comparison. Raises ValueError for a limit
-    that is not positive, an empty list of measurers, and a space that a worker cannot import.
+    `limit_s` is the time limit of each build, each measurement and the last comparison; imports do not count. Raises
+    ValueError for a limit that is not positive, an empty list of measurers, and a space that a worker cannot import.
     """
 
     def __init__(

@@ -75,6 +75,18 @@ def test_a_death_or_a_hang_is_an_answer(pool):
         assert worker.ask({"what": ""}, 60)["pid"] != first
 
 
+def test_imports_have_a_limit_of_their_own(pool, monkeypatch):
+    with pool.lease("small_worker", "it") as worker:
+        found = worker.ask({"what": ""}, 60, {"what": "die"})
+        assert found["reason"] == "it died (SIGABRT): error: the reason"
+        exchange, asked = worker._exchange, []
+        monkeypatch.setattr(worker, "_exchange", lambda *given: asked.append(given) or exchange(*given))
+        for _ in range(2):
+            assert worker.ask({"what": ""}, 60, {"what": "write much"})["number"] == 1
+        warm_up = {"what": "write much"}, worker_pool.START_S
+        assert asked == [warm_up, ({"what": ""}, 60), ({"what": ""}, 60)]
+
+
 def test_what_a_worker_says_after_a_long_log_has_no_hole_before_it(pool):
     with pool.lease("small_worker", "it") as worker:
         worker.ask({"what": "write much"}, 60)

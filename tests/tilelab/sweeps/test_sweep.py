@@ -356,7 +356,7 @@ def test_faults_of_every_kind_in_one_sweep(tmp_path, journal):
     assert resumed.winner["fault"] == ""
 
 
-LIMIT_S = 12  # the start of a compiler counts too
+LIMIT_S = 12
 # Each of them that ends a process costs the start of another one, which imports torch.
 FAULTY = faults.configs(
     tuple(fault for fault in faults.FAULTS if fault not in ("abort in the compiler", "hang"))
