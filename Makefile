@@ -44,7 +44,7 @@ lint: $(READY)
 	.venv/bin/mypy
 
 record: $(READY)
-	.venv/bin/python -m tilelab.course.record --tests
+	.venv/bin/python -m tilelab.course.record --all $(RECORD_ARGS)
 
 # Measure the headlines on this GPU and compare them with the committed records of the same GPU and version of torch. The
 # margin is wider than the default because the layers of language models are timed in short rounds: in one of 220 layers

@@ -1,4 +1,4 @@
-"""Run the notebooks on this GPU and keep their outputs and records in results/: `python -m tilelab.course.record`.
+"""Measure on this GPU, and keep records in results/ and the notebooks' outputs: `python -m tilelab.course.record`.
 
 Each notebook runs in a fresh kernel with TILES_RECORD=1, so that its experiments write results/, and is written back in
 place once it has run to its end. --tests also runs the tests and keeps their summary as tests.json in results/<gpu>/,
@@ -11,33 +11,41 @@ are less quiet, because their launches share the CPU.
 tilelab.records.headlines, in about two minutes. --to names a folder for these records; the default is results/<gpu>/,
 or a folder in it where results/<gpu>/ holds headlines of another version of torch.
 
+--all is one recording of everything: the notebooks, then each experiment that no notebook has recorded, those with an
+old record first, then the tests. With --side-by-side each GPU takes the next notebook or experiment; what needs several
+GPUs comes last. Records of what needs no GPU stay as long as their code does.
+
 Only one recording runs at a time. Exit status: 0 if all ran, 1 if a notebook, an experiment or a test failed, 2 for bad
 usage, no GPU, another recording, too little free memory or nowhere to write, 130 if interrupted.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import importlib
 import json
+import multiprocessing
+import os
 import pathlib
 import pkgutil
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 
 import filelock
 
 from tilelab import ROOT, cli
 from tilelab.course import notebook, suite
-from tilelab.records import headlines, results
+from tilelab.records import environment, headlines, results
 from tilelab.runtime import caches, device, files, provenance
 
 ALONE = ("09_ch14_sweep", "claims")  # the first measures on all GPUs, and the second judges all records
 MAX_USED = 0.25  # share of a GPU's memory that other processes may use
+ELSEWHERE = "left as it was: only its notebook measures it, or this machine cannot"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -73,13 +81,31 @@ def import_experiments() -> None:
                 importlib.import_module(module.name)
 
 
-def _find_experiments(names: list[str]) -> dict[str, Callable]:
-    """Return the experiments with these names (default: the headlines). ValueError for an unknown name."""
+def find_left(since: str) -> list[str]:
+    """Return the experiments that this GPU has no record of since a time ("2026-11-28T09:00:00Z"), old code first.
+
+    A record of builds, which need no GPU, counts as long as its code does.
+    """
     import_experiments()
-    names = names or headlines.EXPERIMENTS
+    folder, stale, others = results.results_folder(), [], []
+    for name, run in sorted(results.EXPERIMENTS.items()):
+        paths = [folder / each.slug / results.file_name(name) for each in (device.current(), results.NO_GPU)]
+        path = next((path for path in paths if path.exists()), None)
+        record = path and results.read(path)
+        if not record or results.stale_reason(record, run.source()) or environment.find_change(record):
+            stale.append(name)
+        elif path == paths[0] and record["recorded"] < since:
+            others.append(name)
+    return stale + others
+
+
+def _check_experiments(names: list[str]) -> list[str]:
+    """Return the names (default: the headlines). ValueError for an unknown one."""
+    import_experiments()
+    names = names or list(headlines.EXPERIMENTS)
     if unknown := [name for name in names if name not in results.EXPERIMENTS]:
         raise ValueError(f"unknown experiment {', '.join(unknown)}; each file in results/ is named after one")
-    return {name: results.EXPERIMENTS[name] for name in names}
+    return names
 
 
 def _check_memory(gpus: list[str]) -> None:
@@ -128,51 +154,131 @@ async def _record_all(paths: list[pathlib.Path], gpus: list[str], recorded: list
     await record_next(last, "")
 
 
-def _record(paths: list[pathlib.Path], tests: bool, gpus: list[str]) -> int:
-    """Record the notebooks, then the tests; return the exit status."""
-    recorded, running, begin = [], set(), time.monotonic()
+def _record_notebooks(paths: list[pathlib.Path], recorded: list[str], gpus: list[str]) -> int:
+    """Record notebooks, append the stems of those that ran to `recorded`, and return the exit status."""
+    running, begin = set(), time.monotonic()
     try:
         asyncio.run(_record_all(paths, gpus, recorded, running))
-        failed = len(recorded) < len(paths)
-        if len(paths) > 1:
-            print(f"{len(recorded)} of {len(paths)} recorded in {time.monotonic() - begin:.0f} s", flush=True)
-        if tests:
-            running.add("tests.json")
-            summary = run_tests(recorded)
-            text = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
-            files.write_atomically(headlines.find_folder("tests") / "tests.json", text)
-            print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
-            failed = failed or summary["failed"] > 0
     except KeyboardInterrupt:
         print(f"interrupted; left as before: {', '.join(sorted(running)) or 'everything'}", flush=True)
+        return 130
+    if len(paths) > 1:
+        count = sum(path.stem in recorded for path in paths)
+        print(f"{count} of {len(paths)} recorded in {time.monotonic() - begin:.0f} s", flush=True)
+    return int(any(path.stem not in recorded for path in paths))
+
+
+def _record_tests(recorded: list[str]) -> int:
+    """Run the tests, keep their summary, and return the exit status."""
+    try:
+        summary = run_tests(recorded)
+        text = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
+        files.write_atomically(headlines.find_folder("tests") / "tests.json", text)
+    except KeyboardInterrupt:
+        print("interrupted; left as before: tests.json", flush=True)
         return 130
     except (OSError, RuntimeError, ValueError) as error:
         print(f"tests: failed, tests.json left as it was: {device.first_line(error)}.", flush=True)
         return 1
-    return int(failed)
+    print("{passed} passed, {failed} failed, {skipped} skipped in {seconds} s".format(**summary))
+    return int(summary["failed"] > 0)
 
 
-def _record_experiments(experiments: dict[str, Callable], folder: pathlib.Path) -> int:
-    """Measure experiments one after the other, write their records to `folder`, and return the exit status."""
-    failed = []
-    for name, measure in experiments.items():
-        begin, outcome = time.monotonic(), "recorded"
+def _measure(name: str, folder: pathlib.Path | None) -> str:
+    """Measure an experiment, write its record to `folder` (default: results/<gpu>/), and return the outcome."""
+    if name not in results.EXPERIMENTS:  # a new process
+        import_experiments()
+    try:
+        record = results.EXPERIMENTS[name]()
+        if not record.live:
+            return ELSEWHERE
+        data = results.with_environment(record.data)
+        folder = folder or results.results_folder() / results.gpu_folder(data)
+        files.write_atomically(folder / results.file_name(name), results.to_json(data))
+        return "recorded"
+    except Exception as error:  # the experiment's own error: report it and go on
+        return f"failed, left as it was: {type(error).__name__}: {device.first_line(error)}"
+
+
+def _use_gpu(gpu: str) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+
+
+def _measure_next(
+    left: Iterator[str], gpu: str, folder: pathlib.Path | None, outcomes: dict[str, str]
+) -> None:
+    """Measure the experiments that are left, on the GPU with this UUID ("": here, on the visible ones).
+
+    On a GPU of its own they run in a process of its own, which ends where one fails: it may have left a CUDA error.
+    """
+    pool = None
+    for name in left:
+        begin = time.monotonic()
         try:
-            record = measure()
-            if not record.live:
-                raise RuntimeError("only its notebook measures it")
-            data = results.with_environment(record.data)
-            files.write_atomically(folder / results.file_name(name), results.to_json(data))
-        except KeyboardInterrupt:
-            names = list(experiments)
-            print(f"interrupted; left as before: {', '.join(names[names.index(name) :])}")
-            return 130
-        except Exception as error:  # the experiment's own error: report it and go on
-            failed.append(name)
-            outcome = f"failed, left as it was: {type(error).__name__}: {device.first_line(error)}"
-        print(f"{name}: {time.monotonic() - begin:.1f} s, {outcome}", flush=True)
-    print(f"{len(experiments) - len(failed)} of {len(experiments)} recorded in {folder}")
-    return int(bool(failed))
+            if gpu and pool is None:
+                pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _use_gpu, (gpu,))
+            outcomes[name] = pool.submit(_measure, name, folder).result() if pool else _measure(name, folder)
+        except BrokenExecutor:
+            outcomes[name] = "failed, left as it was: its process died"
+        print(f"{name}: {time.monotonic() - begin:.1f} s, {outcomes[name]}", flush=True)
+        if pool and outcomes[name].startswith("failed"):
+            pool.shutdown()
+            pool = None
+    if pool:
+        pool.shutdown()
+
+
+def _record_experiments(names: list[str], folder: pathlib.Path | None, gpus: list[str]) -> int:
+    """Measure experiments, on each GPU the next one that is left, and return the exit status.
+
+    Where several GPUs took one each, those that one GPU could not measure are tried at the end with all of them.
+    """
+    outcomes, left = {}, iter(names)
+    try:
+        with ThreadPoolExecutor(len(gpus)) as threads:
+            list(threads.map(lambda gpu: _measure_next(left, gpu, folder, outcomes), gpus))
+        if len(gpus) > 1:
+            again = [name for name in names if outcomes[name] == ELSEWHERE]
+            _measure_next(iter(again), "", folder, outcomes)
+    except KeyboardInterrupt:
+        print(f"interrupted; left as before: {', '.join(name for name in names if name not in outcomes)}")
+        return 130
+    count = list(outcomes.values()).count("recorded")
+    print(f"{count} of {len(names)} recorded in {folder or results.results_folder()}")
+    return int(count < len(names))
+
+
+def _plan(options: argparse.Namespace, gpus: list[str]) -> Iterator[Callable[[], int]]:
+    """Yield what is to be done, step by step; each step returns its exit status. ValueError for an unknown name."""
+    chosen = gpus if options.side_by_side and len(gpus) > 1 else [""]
+    if options.experiments is not None:
+        folder = pathlib.Path(options.to) if options.to else headlines.find_folder()
+        names = _check_experiments(options.experiments)
+        yield lambda: _record_experiments(names, folder, chosen)
+        return
+    recorded, begin = [], provenance.utc_now()
+    paths = _find_notebooks(options.notebooks)
+    judges = (
+        [path for path in paths if path.stem == ALONE[-1]] if options.all else []
+    )  # after the experiments
+    if measuring := [path for path in paths if path not in judges]:
+        yield lambda: _record_notebooks(measuring, recorded, chosen)
+    if options.all:
+        yield lambda: _record_experiments(find_left(begin), headlines.find_folder(), chosen)
+    if judges:
+        yield lambda: _record_notebooks(judges, recorded, chosen)
+    if options.all or options.tests:
+        yield lambda: _record_tests(recorded)
+
+
+def _list_folders(options: argparse.Namespace) -> list[pathlib.Path]:
+    """Return where the recording writes. ValueError where it would mix two versions of torch."""
+    if options.experiments is not None:
+        return [pathlib.Path(options.to) if options.to else headlines.find_folder()]
+    folder = results.results_folder() / device.current().slug
+    if options.all and headlines.find_folder() != folder:
+        raise ValueError(f"{folder} holds records of another torch: name another folder with TILES_RESULTS")
+    return [folder, ROOT / "notebooks", *([headlines.find_folder("tests")] if options.tests else [])]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -180,30 +286,27 @@ def main(arguments: list[str] | None = None) -> int:
     what = "Run the notebooks on this GPU and keep their outputs."
     parser = cli.make_plain_parser("tilelab.course.record", what)
     add, names, flag = parser.add_argument, {"nargs": "*", "metavar": "NAME"}, {"action": "store_true"}
+    add("--all", help="notebooks, experiments and tests", **flag)
     add("--notebooks", help="only these; without a name none (default: all)", **names)
-    add("--side-by-side", help="a notebook on each GPU of one model at a time", **flag)
+    add("--side-by-side", help="use every GPU of one model, each for the next notebook or experiment", **flag)
     add("--tests", help="run the tests too and keep their summary", **flag)
     add("--experiments", help="only these experiments (default: headlines)", **names)
     add("--to", metavar="FOLDER", help="where the records of --experiments go")
     options = parser.parse_args(arguments)
     if options.experiments is None and options.to:
         parser.error("--to is for the records of --experiments.")
-    others = options.notebooks is not None or options.side_by_side or options.tests
+    others = options.notebooks is not None or options.all or options.tests
     if options.experiments is not None and others:
-        parser.error("--experiments runs neither notebooks nor tests: the only option beside it is --to.")
+        parser.error("--experiments runs neither notebooks nor tests: it goes with --to and --side-by-side.")
+    if options.all and options.notebooks is not None:
+        parser.error("--all records every notebook: leave --notebooks out.")
     here, gpus = device.current(), device.same_model_uuids()
     with contextlib.ExitStack() as stack:
         try:
             if here.capability is None:
                 raise RuntimeError(f"recording needs a GPU; this machine has {here.describe()}")
-            if options.experiments is None:
-                folders = [results.results_folder() / here.slug, ROOT / "notebooks"]
-                folders += [headlines.find_folder("tests")] if options.tests else []
-                paths, chosen = _find_notebooks(options.notebooks), gpus if options.side_by_side else [""]
-                run = functools.partial(_record, paths, options.tests, chosen if len(chosen) > 1 else [""])
-            else:
-                folders = [pathlib.Path(options.to) if options.to else headlines.find_folder()]
-                run = functools.partial(_record_experiments, _find_experiments(options.experiments), *folders)
+            steps = list(_plan(options, gpus))
+            folders = _list_folders(options)
             _check_writable(folders)
             locks = (device.user_lock_path(f"{gpu}.recording") for gpu in gpus)
             for path in (results.results_folder() / ".recording", *locks):
@@ -213,7 +316,12 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error("another recording is running, and the two would disturb each other: wait for it.")
         except (ValueError, OSError, RuntimeError) as error:
             parser.error(f"{device.first_line(error)}.")
-        return run()
+        worst = 0
+        for step in steps:
+            worst = max(worst, step())
+            if worst == 130:
+                break
+        return worst
 
 
 if __name__ == "__main__":

@@ -152,7 +152,9 @@ def test_an_experiment_that_fails_does_not_stop_the_others(experiments, tmp_path
     assert record.main(["--experiments", "broken", "lesson", "speed"]) == 1
     broken, lesson, speed, end = capsys.readouterr().out.splitlines()
     assert broken.endswith("failed, left as it was: ZeroDivisionError: division by zero")
-    assert lesson.endswith("only its notebook measures it") and speed.endswith("recorded")
+    assert lesson.endswith("only its notebook measures it, or this machine cannot") and speed.endswith(
+        "recorded"
+    )
     assert end == f"1 of 3 recorded in {tmp_path}/results/nvidia-h200"
     assert results.load("speed")["versions"] == {"torch": "2.13.0"}
 
@@ -178,9 +180,37 @@ def test_experiments_that_are_refused(experiments, capsys):
     )
 
 
+def test_one_recording_of_everything(experiments, monkeypatch, capsys):
+    """Old code comes first; what a notebook recorded and what needs no GPU is not measured again."""
+    monkeypatch.setattr(record, "import_experiments", lambda: None)
+    measured, here = [], device.current()
+    monkeypatch.setattr(suite, "run", lambda **_: {"passed": 1, "failed": 0, "skipped": 0, "seconds": 1.0})
+    monkeypatch.setattr(provenance, "utc_now", lambda: "2026-01-02T00:00:00Z")
+    monkeypatch.setattr(results, "EXPERIMENTS", {})
+    for name, when, source, on in (
+        ("older", "2026-01-01T00:00:00Z", "now", here),
+        ("stale", "2026-01-01T00:00:00Z", "then", here),
+        ("build", "2026-01-01T00:00:00Z", "now", results.NO_GPU),
+        ("by_its_notebook", "2026-01-02T00:00:01Z", "now", here),
+    ):
+        old = results.make_record(name, [], source, on)
+        results.save({**old, "recorded": when})
+
+        def run(name=name):
+            measured.append(name)
+            return results.Record(results.make_record(name, [], "now"), live=True)
+
+        results.register(name, run, lambda: "now")
+    assert record.main(["--all"]) == 0
+    assert measured == ["stale", "older"]
+    assert "2 of 2 recorded in " in capsys.readouterr().out
+    monkeypatch.setattr(record.headlines, "EXPERIMENTS", ("older",))
+    monkeypatch.setattr(provenance, "versions", lambda: {"torch": "2.14.0"})
+    assert "holds records of another torch" in refused(["--all"], capsys)
+
+
 def test_every_headline_can_be_measured():
-    found = record._find_experiments([])
-    assert tuple(found) == record.headlines.EXPERIMENTS and all(map(callable, found.values()))
+    assert tuple(record._check_experiments([])) == record.headlines.EXPERIMENTS
 
 
 def test_one_recording_at_a_time(notebooks, capsys):
