@@ -131,7 +131,7 @@ def prepare(
     macros = tuple(f"-D{name}={value}" for name, value in config.constants(element).items())
     args = [x, x if y is None else y, out, ctypes.c_float(a), ctypes.c_uint64(size)]
     if config.kernel == "bulk_in_order":
-        args.append(torch.zeros(2, dtype=torch.int32, device=x.device))
+        args.append(torch.zeros(1, dtype=torch.int32, device=x.device))
     run = cuda.prepare_launch(
         cuda.load_kernel(source, config.kernel, macros),
         grid,

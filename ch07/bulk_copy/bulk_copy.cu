@@ -203,10 +203,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // The same ring in persistent CTAs, but each takes the next chunk that no other CTA has taken, so that the front of
-// addresses stays narrow. It only copies, which one thread per CTA can drive. `counters` holds the next chunk and the
-// number of CTAs that have finished; both are zero before the launch, and the last CTA makes them zero again.
+// addresses stays narrow. It only copies, which one thread per CTA can drive. `counter` holds the next chunk and is zero
+// before the launch. Each CTA takes one number past the last chunk, so a launch takes chunks + gridDim.x numbers, and
+// atomicInc wraps to zero after the last of them.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    bulk_in_order(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, float a, u64 n, u32* counters) {
+    bulk_in_order(const ELEMENT* x, const ELEMENT* y, ELEMENT* out, float a, u64 n, u32* counter) {
     extern __shared__ __align__(128) u8 ring[];
     __shared__ __align__(8) u64 full[STAGES];
     const Work work = divide_work(x, y, out, a, n);
@@ -216,14 +217,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u32 stage = 0; stage < STAGES; ++stage) mbarrier_init(shared_address(full + stage), 1);
     fence_mbarrier_init();
 
-    u32 chunk_in[STAGES], next = atomicAdd(counters, 1);
+    const u32 last = chunks + gridDim.x - 1;
+    u32 chunk_in[STAGES], next = atomicInc(counter, last);
     auto fill = [&](u32 stage) {
         const u32 chunk = chunk_in[stage] = next;
         if (chunk >= chunks) return;
         const u32 bytes = count_units(work, chunk) * UNIT, barrier = shared_address(full + stage);
         mbarrier_arrive_expect_tx(barrier, bytes);
         bulk_load(base + stage * CHUNK_BYTES, work.x + first_unit(chunk), bytes, barrier);
-        next = atomicAdd(counters, 1);
+        next = atomicInc(counter, last);
     };
 #pragma unroll
     for (u32 stage = 0; stage < STAGES; ++stage) fill(stage);
@@ -231,11 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (u32 stage = 0; stage < STAGES; ++stage) {
             const u32 chunk = chunk_in[stage];
-            if (chunk >= chunks) {  // chunks come in order, so the other stages hold none either
-                if (atomicAdd(counters + 1, 1) == gridDim.x - 1) counters[0] = counters[1] = 0;
-                bulk_wait_read<0>();
-                return;
-            }
+            if (chunk >= chunks) return;  // chunks come in order, so the other stages hold none either
             mbarrier_wait(shared_address(full + stage), phase);
             bulk_store(work.out + first_unit(chunk), base + stage * CHUNK_BYTES, count_units(work, chunk) * UNIT);
             bulk_commit();

@@ -1,6 +1,7 @@
 """The bulk copies: what the compiler makes of them, configurations, the launcher's checks, and results on a GPU."""
 
 import contextlib
+import ctypes
 import dataclasses
 import re
 import threading
@@ -13,6 +14,8 @@ from sentences import refused
 from ch07 import bulk_copy
 from ch07.bulk_copy import OPS, BulkConfig, configs
 from ch07.bulk_copy.lesson import experiments, sweep
+from tilelab import emulator
+from tilelab.cells import cuda_magic
 from tilelab.measure import bench, check
 from tilelab.runtime import build, device
 
@@ -113,6 +116,20 @@ def test_a_configuration_without_whole_numbers_is_one_sentence(config, found):
     ):
         with pytest.raises(ValueError, match=f"^{found}\\.$"):
             use()
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(not emulator.is_available(), reason="needs g++")
+def test_the_ring_in_order_leaves_its_counter_at_zero():
+    """A launch with fewer chunks than CTAs, one with several chunks per stage, and both again with the same counter."""
+    constants = [f"-D{name}={value}" for name, value in IN_ORDER.constants("u8").items()]
+    kernel = cuda_magic.find_kernels(bulk_copy.SOURCE.read_text(), constants)["bulk_in_order"]
+    counter = torch.zeros(1, dtype=torch.int32)
+    for nbytes in (2 * 8192 + 40, 23 * 8192 + 5) * 2:
+        x, out = torch.randint(0, 256, (nbytes,), dtype=torch.uint8), torch.zeros(nbytes, dtype=torch.uint8)
+        launch = (x, x, out, ctypes.c_float(1), ctypes.c_uint64(nbytes), counter)
+        emulator.prepare(kernel, 3, IN_ORDER.threads, launch, IN_ORDER.smem_bytes(1), 1)()
+        assert torch.equal(out, x) and counter.item() == 0
 
 
 def test_a_configuration_has_a_name_that_can_be_read_back():
