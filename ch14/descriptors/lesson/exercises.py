@@ -88,11 +88,11 @@ def check_gather(prepare: Callable) -> str:
 def check_boxes(boxes: Callable, copy_host, prepare: Callable) -> None:
     """Raise AssertionError unless `boxes(block_m, block_n)` is the number of loads in the PTX of each block.
 
-    `prepare(x, out, block, num_warps)` launches `copy_host`. The warps of a program share the boxes, so it gets one.
+    `prepare(x, out, block)` launches `copy_host` with one warp: several warps would share the boxes.
     """
     for block in ((1, 512), (4, 1024), (8, 256), (64, 64), (512, 64), (2, 64), (512, 128)):
         report = lesson.compile_launch(
-            lambda x, out, block=block: prepare(x, out, block, 1), make_copy((8, 64), "cpu")
+            lambda x, out, block=block: prepare(x, out, block), make_copy((8, 64), "cpu")
         )
         predicted, found = boxes(*block), report.counts["tma_load"]
         assert predicted == found, (
