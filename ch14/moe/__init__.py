@@ -33,6 +33,7 @@ __all__ = ["spec", "grouped_gemm", "masked_grouped_gemm", "moe", "prepare", "con
 DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
 IS_INTERPRETED = not isinstance(kernels.grouped_kernel, triton.JITFunction)
 MOST_GROUPS = 4096
+MOST_ROWS = 2**31 - 2**16  # as the ragged descriptor of C counts them; it is also the most tiles of a kernel
 INSTEAD = "use torch.nn.functional.grouped_mm"
 
 
@@ -42,7 +43,7 @@ def ragged_descriptor(matrix: torch.Tensor, box: list[int]) -> TensorDescriptor:
     `kernels.ragged_coordinates` explains the dimensions: wrap, shift, row and column.
     """
     row = row_stride(matrix)
-    shape = [2**31 - 2**16, 2**31 - 2**16, 2**30, matrix.shape[1]]
+    shape = [MOST_ROWS, MOST_ROWS, 2**30, matrix.shape[1]]
     return TensorDescriptor(matrix, shape, [2**34 - row, row, row, 1], box)
 
 
@@ -70,11 +71,17 @@ def spec(
     return c
 
 
+def _require_countable(name: str, rows: int) -> None:
+    if rows > MOST_ROWS:
+        raise ValueError(f"{name} has {rows:,} rows; a kernel counts at most {MOST_ROWS:,}.")
+
+
 def _check_operands(a, b, ends, scale_a, scale_b, kind: str) -> tuple[str, bool]:
     """Return the name of the dtype, and whether K is contiguous in b; raise ValueError for what no kernel can read."""
     masked = kind == "masked"
     op, name = ("masked_grouped_gemm", "counts") if masked else ("grouped_gemm", "offsets")
     require_tensor("a", a, op, dtype=tuple(DTYPES), ndim=2 + masked)
+    _require_countable("a", math.prod(a.shape[:-1]))
     require_tensor("b", b, op, dtype=a.dtype, ndim=3, on=a.device, not_empty=True)
     groups, inner, n = b.shape
     k = a.shape[-1]
@@ -131,6 +138,16 @@ def _choose(config, rows: float, n: int, dtype: str, kind: str, target: str) -> 
     return found
 
 
+def _require_few_tiles(config: GroupedConfig | native.Config, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise ValueError if the tiles could not be numbered, even if each offset made its group as large as A."""
+    tiles = len(b) * (a.shape[-2] // config.block_m + 2) * math.ceil(b.shape[2] / config.block_n)
+    if tiles > MOST_ROWS:
+        raise ValueError(
+            f"{len(b):,} groups of up to {a.shape[-2]:,} rows may need {tiles:,} tiles; a kernel numbers at most "
+            f"{MOST_ROWS:,}: divide the groups."
+        )
+
+
 def _plan(a, b, ends, scale_a, scale_b, out_scale, out, config, kind: str) -> Plan:
     """Check the arguments and bind a kernel. `kind` is "rows", "masked" or "swiglu".
 
@@ -161,12 +178,12 @@ def _plan(a, b, ends, scale_a, scale_b, out_scale, out, config, kind: str) -> Pl
     fp8, is_hopper = dtype == "fp8", k_major and here.has_wgmma
     if config == "best" and is_hopper and not (swiglu and not fp8 and rows > FEW_ROWS):
         config = native.choose_config(a.numel() // k, groups, n, k, fp8, swiglu, kind == "masked")
-        config = "best" if native.rejection(config, groups, fp8) else config
     elif isinstance(config, str):
         config = native.configs(fp8, swiglu).get(config, config)
     if isinstance(config, native.Config):
         if not is_hopper:
             raise device.Unsupported(f"the configuration {config} needs WGMMA, and K contiguous in b.")
+        _require_few_tiles(config, a, b)
         call = native.prepare(a, b, ends, out, scale_a, scale_b, config, swiglu, out_scale)
 
         def launch_native(a, b, ends, scale_a, scale_b, out_scale, out):
@@ -174,6 +191,7 @@ def _plan(a, b, ends, scale_a, scale_b, out_scale, out, config, kind: str) -> Pl
 
         return Plan(launch_native, shape, out_dtype, a.device, config, chosen="by the extents")
     config = _choose(config, rows, n, dtype, kind, target)
+    _require_few_tiles(config, a, b)
     launch = bind(config, a, b, ends, scale_a, scale_b, out_scale, out, k_major, kind, sms)
     return Plan(launch, shape, out_dtype, a.device, config, chosen="by the extents")
 
@@ -235,6 +253,7 @@ def _plan_gradient(a, b, offsets, out) -> Plan:
     """Check the arguments of the weight gradient, A (rows, M) and B (rows, N), and bind its kernel."""
     op = "grouped_weight_gradient"
     require_tensor("a", a, op, dtype=torch.bfloat16, ndim=2)
+    _require_countable("a", len(a))
     require_tensor("b", b, op, dtype=torch.bfloat16, ndim=2, on=a.device)
     require_tensor("offsets", offsets, op, dtype=torch.int32, ndim=1, on=a.device, contiguous=True)
     (rows, m), n, groups = a.shape, b.shape[1], len(offsets)
@@ -313,6 +332,7 @@ def _check_moe(
     shape = tuple(topk_ids.shape)
     if shape[0] != tokens:
         raise ValueError(f"topk_ids must have a row for each of the {tokens} tokens; it has {shape[0]}.")
+    _require_countable("x, copied for each choice,", topk_ids.numel())
     floats = (torch.float32, torch.bfloat16)
     require_tensor("topk_weights", topk_weights, dtype=floats, shape=shape, **rest)
     scales = ("scale_gate_up", scale_gate_up, gate_up), ("scale_down", scale_down, down)
@@ -418,8 +438,8 @@ def grouped_gemm(
     A row takes a multiple of 16 bytes, and N is a multiple of 8.
     offsets: int32 in the GPU's memory, the row after the last of each group. A group may have no rows, but offsets must
     not decrease. No host waits for them, so none is checked: below 0 one counts as 0, beyond the rows as their number,
-    and a row of two groups gets the result of either. Rows after the last group are not computed: there C keeps what
-    its memory holds.
+    and a row of two groups, where offsets decrease, gets the result of either. Nothing outside of C is written. Rows
+    after the last group are not computed: there C keeps what its memory holds.
     out: bfloat16, contiguous.
     config: "best", a name of `configs`, a GroupedConfig, or on Hopper a configuration of `native`.
 

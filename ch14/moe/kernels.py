@@ -41,8 +41,9 @@ def count_tiles(
     ends_ptr, groups, tiles_n, capacity, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, MASKED: tl.constexpr
 ):
     # The tiles of each group; in the masked layout `ends` holds the rows of each group. No row is outside of A.
+    # A negative end counts as 0 before anything is subtracted from it, because the difference may not fit in 32 bits.
     group = tl.arange(0, GROUPS)
-    rows = tl.minimum(tl.load(ends_ptr + group, group < groups, 0), capacity)
+    rows = tl.maximum(tl.minimum(tl.load(ends_ptr + group, group < groups, 0), capacity), 0)
     if not MASKED:
         rows -= tl.maximum(tl.load(ends_ptr + group - 1, (group > 0) & (group < groups), 0), 0)
     return tl.cdiv(tl.maximum(rows, 0), BLOCK_M) * tiles_n
@@ -91,11 +92,12 @@ def load_matrix(b_desc, group, k, n, SWIGLU: tl.constexpr, B_K_MAJOR: tl.constex
 
 
 @triton.jit
-def ragged_coordinates(begin, rows, n):
-    # Return the coordinates of row `begin` in a ragged descriptor, where `rows` rows may be read or written. They are
-    # (wrap, shift, row, column). The row is RAGGED less `rows`, so TMA clips where the rows end. Wrap and shift restore
-    # the address: RAGGED steps of wrap add 2^64 bytes, which is nothing, and take RAGGED rows away.
-    rows = tl.maximum(rows, 0)
+def ragged_coordinates(begin, rows, n, HEIGHT: tl.constexpr):
+    # Return the coordinates of row `begin` in a ragged descriptor, where `rows` rows of a box of HEIGHT may be read or
+    # written. They are (wrap, shift, row, column). The row is RAGGED less `rows`, so TMA clips where the rows end. Wrap
+    # and shift restore the address: RAGGED steps of wrap add 2^64 bytes, which is nothing, and take RAGGED rows away.
+    # A group may have more rows than RAGGED, so what lies beyond the box does not count.
+    rows = tl.minimum(tl.maximum(rows, 0), HEIGHT)
     return [RAGGED, begin + rows, RAGGED - rows, n]
 
 
@@ -107,7 +109,7 @@ def store_rows(c_desc, tile, m, n, rows, EPILOGUE_SUBTILE: tl.constexpr):
         store_rows(c_desc, right, m, n + tile.shape[1] // 2, rows, EPILOGUE_SUBTILE // 2)
     else:
         part = tl.reshape(tile.to(c_desc.dtype), (1, 1, tile.shape[0], tile.shape[1]))
-        c_desc.store(ragged_coordinates(m, rows, n), part)
+        c_desc.store(ragged_coordinates(m, rows, n, tile.shape[0]), part)
 
 
 @triton.jit
@@ -358,7 +360,8 @@ def gradient_tile(
     group = tile_id // (tiles_m * tiles_n)
     tile_m, tile_n = tile_coordinates(tile_id % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
     begin = tl.maximum(tl.load(ends_ptr + group - 1, group > 0, 0), 0)
-    count = tl.maximum(tl.minimum(tl.load(ends_ptr + group), rows) - begin, 0)
+    end = tl.maximum(tl.minimum(tl.load(ends_ptr + group), rows), 0)
+    count = tl.maximum(end - begin, 0)
     return group, begin, count, tile_m * BLOCK_M, tile_n * BLOCK_N
 
 
@@ -400,8 +403,10 @@ def weight_gradient_kernel(
         end = tl.maximum(count, 1)
         tl.assume(end > 0)  # Triton fuses loops only if the inner one always runs.
         for k in range(0, end, BLOCK_K):
-            a = tl.reshape(a_desc.load(ragged_coordinates(begin + k, count - k, m)), (BLOCK_K, BLOCK_M))
-            b = tl.reshape(b_desc.load(ragged_coordinates(begin + k, count - k, n)), (BLOCK_K, BLOCK_N))
+            a_box = a_desc.load(ragged_coordinates(begin + k, count - k, m, BLOCK_K))
+            b_box = b_desc.load(ragged_coordinates(begin + k, count - k, n, BLOCK_K))
+            a = tl.reshape(a_box, (BLOCK_K, BLOCK_M))
+            b = tl.reshape(b_box, (BLOCK_K, BLOCK_N))
             acc = tl.dot(a.T, b, acc)
         tile_id_c += PROGRAMS
         group, begin, count, m, n = gradient_tile(tile_id_c, ends_ptr, rows, M, N, BLOCK_M, BLOCK_N, GROUP_M)

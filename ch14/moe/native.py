@@ -10,7 +10,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -244,7 +244,9 @@ def choose_config(
         found = [swap(128 if rows <= 100 else 144, fp8, 2, 2)]
     else:
         found = [swap(256, fp8)]
-    return next((each for each in found if not rejection(each, experts, fp8)), swap(16, fp8, 1))
+    # The list of very many groups takes stages of the ring away.
+    fewer = (replace(found[0], num_stages=stages) for stages in range(found[0].num_stages, 0, -1))
+    return next(config for config in fewer if not rejection(config, experts, fp8))
 
 
 def kernel(config: Config, fp8: bool = True) -> tuple[pathlib.Path, str, dict[str, int]]:

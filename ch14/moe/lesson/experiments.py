@@ -6,6 +6,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Sequence
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,12 @@ CAPACITY = 128  # rows of each expert in the masked layout
 
 CHOICES = (("up", 256, "random"), ("down", 1024, "skewed"), ("up", 4096, "random"), ("down", 16384, "equal"))
 MASKED_CHOICES = (("up", 1, "random"), ("up", 16, "random"), ("down", 64, "random"), ("up", 128, "skewed"))
+# Each blind model has each number of tokens. Every second model has the other product and the other routing.
+BLIND_CHOICES = (
+    (("up", 64, "random"), ("down", 512, "skewed"), ("up", 4096, "random")),
+    (("down", 64, "skewed"), ("up", 512, "random"), ("down", 4096, "skewed")),
+)
+BLIND_MASKED = (("up", 64, "random"),), (("down", 64, "skewed"),)
 SKEWED = (("Qwen 3 30B", "up", 4096), ("DeepSeek-V3", "down", 4096))
 LAYER_MODELS, LAYER_TOKENS = ("Qwen 3 30B", "Mixtral 8x7B"), (1, 32, 512, 4096)
 GRADIENTS = (("Mixtral 8x7B", "up", 4096, "equal"), ("Qwen 3 30B", "up", 4096, "random"))
@@ -129,13 +136,11 @@ def compare(
     rivals: dict[peers.Peer, Callable],
     make: Callable[[], tuple],
     find_fault: Callable[[Callable, tuple], tuple[str, float]],
-    beside: str = "",
     **timing,
 ) -> list[dict]:
     """Check and time kernels of the course beside peers, all interleaved; return a row for each pair.
 
-    `find_fault(candidate, tensors)` returns "" or what is wrong, and the error. What is wrong is not timed. `beside` is
-    the candidate that `bench.compare` measures the others with; it says whether launches are captured in a CUDA graph.
+    `find_fault(candidate, tensors)` returns "" or what is wrong, and the error. What is wrong is not timed.
     """
     tensors, faults = make(), {}
     candidates = course | {peer.name: prepare for peer, prepare in rivals.items()}
@@ -151,7 +156,7 @@ def compare(
             faults[name] = f"{type(error).__name__}: {device.first_line(error)[:200]}", math.inf
     del tensors
     able = {name: candidate for name, candidate in candidates.items() if not faults[name][0]}
-    first = beside if beside in able else next((name for name in course if name in able), None)
+    first = next((name for name in course if name in able), None)
     found = bench.compare(able, make, first, **timing) if first and len(able) > 1 else {}
     rows = []
     for name in course:
@@ -215,30 +220,42 @@ def measure_shapes():
     return [row for case in cases for fp8 in (False, True) for row in measure_case(case, fp8)]
 
 
-def measure_case(case: Case, fp8: bool) -> list[dict]:
-    """Check and time one product of sorted rows beside its peers; none in fp8 if K is not of whole blocks."""
+def measure_case(
+    case: Case, fp8: bool, masked: bool = False, kernels: Sequence[str] = ("best", "Triton")
+) -> list[dict]:
+    """Check and time one product beside its peers; none in fp8 if K is not of whole blocks."""
     (n, k), sizes = case.layer.product(case.part), case.sizes
     if fp8 and k % moe.BLOCK:
         return []
-    course, timing = {"best": prepare_course, "Triton": prepare_triton}, count_work(sizes, n, k, fp8) | QUICK
+    course = {name: prepare_course if name == "best" else prepare_triton for name in kernels}
     make = functools.partial(make_sorted, sizes, n, k, fp8, _where())
-    found = compare(course, find_peers(fp8), make, find_product_fault, **timing)
+    if masked:
+        make = functools.partial(make_masked, sizes, CAPACITY, n, k, fp8, _where())
+    timing = count_work(sizes, n, k, fp8) | QUICK
+    found = compare(course, find_peers(fp8, masked), make, find_product_fault, **timing)
     return [describe(case, fp8) | row for row in found]
 
 
 @experiment("ch14_moe_masked", prepare_triton, prepare_deep_gemm_masked, workloads)
 def measure_masked():
     """Measure the masked products of 1 to 128 tokens in fp8 beside DeepGEMM; short launches run in a CUDA graph."""
-    rows, course, cases = [], {"best": prepare_course, "Triton": prepare_triton}, list_cases(MASKED_CHOICES)
+    cases = list_cases(MASKED_CHOICES)
     compile_chosen(cases, (True,), masked=True)
-    for case in cases:
-        (n, k), sizes = case.layer.product(case.part), case.sizes
-        if k % moe.BLOCK:
-            continue
-        make = functools.partial(make_masked, sizes, CAPACITY, n, k, True, _where())
-        timing = count_work(sizes, n, k, True) | QUICK
-        found = compare(course, find_peers(True, masked=True), make, find_product_fault, **timing)
-        rows += [describe(case, True) | row for row in found]
+    return [row for case in cases for row in measure_case(case, True, masked=True)]
+
+
+@experiment("ch14_moe_held_out", prepare_deep_gemm, prepare_deep_gemm_masked, pad_rows, workloads)
+def measure_held_out():
+    """Measure what "best" chooses for models that nothing was fitted to, beside DeepGEMM, in bf16 also beside torch."""
+    rows = []
+    for layout, choices, dtypes in (
+        ("sorted", BLIND_CHOICES, (False, True)),
+        ("masked", BLIND_MASKED, (True,)),
+    ):
+        cases, masked = workloads.list_blind(*choices), layout == "masked"
+        compile_chosen(cases, dtypes, masked)
+        for case, fp8 in ((case, fp8) for case in cases for fp8 in dtypes):
+            rows += [{"layout": layout} | row for row in measure_case(case, fp8, masked, ("best",))]
     return rows
 
 
@@ -362,7 +379,11 @@ def find_layer_fault(candidate: Callable, tensors: tuple) -> tuple[str, float]:
 
 @experiment("ch14_moe_layer", run_eager, run_grouped, make_layer, workloads)
 def measure_layer():
-    """Measure the layer in bf16 and fp8 beside a loop over the experts, and torch's grouped products."""
+    """Measure the layer in bf16 and fp8 beside a loop over the experts, and torch's grouped products.
+
+    The host needs longer to launch a layer of few tokens than the GPU to compute it, so launches are captured in CUDA
+    graphs. The loop waits for the GPU, which no graph can, so beside it the layer is launched plainly.
+    """
 
     def bind(run):
         return lambda *tensors: functools.partial(run, *tensors[:5])
@@ -371,12 +392,15 @@ def measure_layer():
     for model, tokens in ((model, tokens) for model in LAYER_MODELS for tokens in LAYER_TOKENS):
         torch._dynamo.reset()  # each number of tokens gets code of its own
         compiled = torch.compile(run_grouped, dynamic=False)
-        others = {"eager": run_eager, "grouped": run_grouped, "compiled": compiled}
-        rivals = {peers.Peer(name, torch.__version__): bind(run) for name, run in others.items()}
         make = functools.partial(make_layer, MODELS[model], tokens, _where())
-        with torch.no_grad():
-            found = compare(course, rivals, make, find_layer_fault, beside="eager", **QUICK)
-        rows += [{"model": model, "tokens": tokens} | row for row in found]
+        for graph, others in (
+            (True, {"grouped": run_grouped, "compiled": compiled}),
+            (False, {"eager": run_eager}),
+        ):
+            rivals = {peers.Peer(name, torch.__version__): bind(run) for name, run in others.items()}
+            with torch.no_grad(), mock.patch.object(bench, "GRAPH_BELOW_US", math.inf if graph else 0):
+                found = compare(course, rivals, make, find_layer_fault, **QUICK)
+            rows += [{"model": model, "tokens": tokens, "graph": graph} | row for row in found]
     return rows
 
 
@@ -439,8 +463,8 @@ def verify(
     config, sizes: Sequence[int], fp8: bool, layout: str, where: str, k: int = 512
 ) -> tuple[str, float]:
     """Run a configuration in poisoned memory; return "" or what is wrong, and the largest error of any expert."""
-    masked, swiglu, cluster = layout == "masked", layout == "SwiGLU", getattr(config, "cluster", 1)
-    n = 256 if swiglu else cluster * config.block_n if cluster > 1 else 200
+    masked, swiglu = layout == "masked", layout == "SwiGLU"
+    n = 256 if swiglu else 200
     if masked:
         a, weight, ends, _, scale_a, scale_b = make_masked(sizes, max(*sizes, 8) + 3, n, k, fp8, where)
     else:

@@ -9,6 +9,10 @@ from collections.abc import Callable
 from tilelab.records import results
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
 def show(describe: Callable[..., str], load: Callable[[], results.Record], *keys) -> None:
     """Print what `describe` says of the record that `load` returns, or that there is none."""
     try:
@@ -50,8 +54,8 @@ def _find_reasons(record: results.Record) -> list[str]:
 def describe_checks(record: results.Record) -> str:
     """Return a line for each dtype, layout and kernel."""
     lines = [
-        f"{row['dtype']}, {row['layout']}, {row['kernel']}: {row['configurations']} configurations × "
-        f"{row['routings']} routings, " + (row["reason"] or f"largest error {row['error']:.1e}")
+        f"{row['dtype']}, {row['layout']}, {row['kernel']}: {_count(row['configurations'], 'configuration')} × "
+        f"{_count(row['routings'], 'routing')}, " + (row["reason"] or f"largest error {row['error']:.1e}")
         for row in record.rows
     ]
     return "\n".join([*lines, record.label()])
@@ -65,9 +69,9 @@ def describe_skew(record: results.Record) -> str:
         equal[key] = row if row["routing"] == "equal" else equal[key]
         of = equal[key]
         lines.append(
-            f"{', '.join(key)}, {row['routing']}: {row['experts']} experts with tokens, {row['tiles']:,} tiles "
-            f"({row['tiles'] / of['tiles']:.2f} × equal), {row['waves']} waves, {row['ms'] * 1e3:.0f} µs "
-            f"({row['ms'] / of['ms']:.2f} × equal)"
+            f"{', '.join(key)}, {row['routing']}: {_count(row['experts'], 'expert')} with tokens, "
+            f"{row['tiles']:,} tiles ({row['tiles'] / of['tiles']:.2f} × equal), {row['waves']} waves, "
+            f"{row['ms'] * 1e3:.0f} µs ({row['ms'] / of['ms']:.2f} × equal)"
         )
     return "\n".join([*lines, record.label()])
 
@@ -79,7 +83,7 @@ def describe_layer(record: results.Record) -> str:
         ratio = f"{row['ratio']:.2f} × {row['peer']}" if row.get("ratio") else f"– × {row['peer']}"
         cases.setdefault((row["model"], row["tokens"], row["kernel"]), []).append(ratio)
     lines = [
-        f"{model}, {tokens:,} tokens, {kernel}: {', '.join(ratios)}"
+        f"{model}, {_count(tokens, 'token')}, {kernel}: {', '.join(ratios)}"
         for (model, tokens, kernel), ratios in cases.items()
     ]
     return "\n".join([*lines, record.label()])

@@ -118,6 +118,7 @@ def test_groups_of_any_size(config, sizes, n, k, capacity):
     (SwappedConfig(24, 1, 1, 3), RAGGED, 72, 136, 0, False),
     (SwappedConfig(128, 2, 2, 3, 4), RAGGED, 512, 64, 0, False),
     (SwappedConfig(256, 2, 1, 3, 8), (300, 0, 100), 200, 192, 0, False),
+    (SwappedConfig(128, 2, 2, 2, 8), RAGGED, 512, 192, 0, False),
     (SwappedConfig(144, 1, 1, 3, 9), (257, 0, 140, 300, 17), 72, 128, 0, False),
 )
 def test_swapped_operands(config, sizes, n, k, capacity, fp8):
@@ -180,4 +181,13 @@ def test_the_choice_suits_the_groups():
     assert native.choose_config(128 * 256, 128, 1536, 2048, fp8=False).block_m == 144
     assert native.choose_config(8192, 8, 4096, 7168, fp8=False).block_m == 256
     assert native.choose_config(256 * 128, 256, 4096, 7168, masked=True).block_m == 64
-    assert not native.rejection(native.choose_config(4096, 512, 1536, 2048), 512)
+
+
+@pytest.mark.parametrize("fp8", [True, False])
+def test_very_many_groups_take_stages_away(fp8):
+    for rows, kind in itertools.product((1, 8, 64, 150, 1000), ({}, {"swiglu": True}, {"masked": True})):
+        config = native.choose_config(4096 * rows, 4096, 1536, 2048, fp8, **kind)
+        assert not native.rejection(config, 4096, fp8) and config.num_stages >= 2, config
+        assert getattr(config, "swiglu", False) == bool(kind.get("swiglu"))
+    assert native.choose_config(64 * 698, 698, 768, 2048, False, True).num_stages == 5
+    assert native.choose_config(64 * 699, 699, 768, 2048, False, True).num_stages == 4

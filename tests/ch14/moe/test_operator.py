@@ -76,14 +76,22 @@ def test_rows_of_each_group_meet_its_matrix(config, routing):
         assert error < check.TOLERANCE[torch.bfloat16] and find_damage() == ""
 
 
-@pytest.mark.parametrize("wrong", [[30, 1000, 90], [-40, 20, 70]], ids=["beyond", "negative"])
+@pytest.mark.parametrize(
+    "wrong", [[30, 1000, 90], [-40, 20, 70], [40, -(2**31), 70], [2**31 - 1, 20, 50]],
+    ids=["beyond", "negative", "smallest", "decreasing"],
+)  # fmt: skip
 def test_ends_outside_of_the_rows_write_nothing_there(wrong):
     a, weight = random(70, 40), random(3, 72, 40)
     out, find_damage = check.make_poisoned((70, 72), torch.bfloat16, WHERE)
     wrong = torch.tensor(wrong, dtype=torch.int32, device=WHERE)
     moe.grouped_gemm(a, weight.mT, wrong, out=out, config=SMALL)
-    right = moe.spec(a, weight.mT, wrong.clamp(0, 70))
-    assert find_damage() == "" and check.relative_error(out, right) < check.TOLERANCE[torch.bfloat16]
+    assert find_damage() == ""
+    ends = [min(max(end, 0), 70) for end in wrong.tolist()]
+    errors = [[1e9] * 70 for _ in ends]  # a row of two groups may hold the result of either
+    for group, (begin, end) in enumerate(zip([0, *ends], ends)):
+        for row in range(begin, end):
+            errors[group][row] = check.relative_error(out[row], a[row].double() @ weight[group].double().T)
+    assert max(map(min, zip(*errors))) < check.TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize(
@@ -143,13 +151,15 @@ def test_gradients(layout, small_tiles):
         assert check.relative_error(found[1][group], of_b) < check.TOLERANCE[torch.bfloat16]
 
 
-def test_ends_outside_of_the_rows_add_nothing_to_a_gradient(small_tiles):
+@pytest.mark.parametrize("ends", [[-20, 10, 10, 50], [-20, 10, -(2**31), 50]])
+def test_ends_outside_of_the_rows_add_nothing_to_a_gradient(ends, small_tiles):
     memory = torch.full((104, 32), float("nan"), dtype=torch.bfloat16, device=WHERE)
     rows = memory[32:72].fill_(1)
     weight = random(4, 24, 32).requires_grad_()
-    ends = torch.tensor([-20, 10, 10, 50], dtype=torch.int32, device=WHERE)
-    moe.grouped_gemm(rows, weight.mT, ends).sum().backward()
-    assert [each.unique().tolist() for each in weight.grad] == [[0], [10], [0], [30]]
+    offsets = torch.tensor(ends, dtype=torch.int32, device=WHERE)
+    moe.grouped_gemm(rows, weight.mT, offsets).sum().backward()
+    last = 40 - max(ends[2], 0)
+    assert [each.unique().tolist() for each in weight.grad] == [[0], [10], [0], [last]]
 
 
 # ---- the layer
@@ -293,6 +303,15 @@ def test_a_layer_is_one_graph_for_any_number_of_tokens(small_tiles):
 def test_a_bad_operand_is_one_sentence(change, message):
     with refused(message):
         moe.grouped_gemm(*change(random(40, 64), random(3, 64, 64).mT, make_offsets([10, 10, 20])))
+
+
+def test_what_32_bits_cannot_count_is_refused():
+    with refused("a has 2,147,483,648 rows; a kernel counts at most 2,147,418,112"):
+        moe.grouped_gemm(random(1, 8).expand(2**31, 8), random(1, 8, 8).mT, make_offsets([0]))
+    with refused("4,096 groups of up to 2,000,000,000 rows may need"):
+        moe._require_few_tiles(
+            SMALL, random(1, 8).expand(2_000_000_000, 8), random(1, 8, 8).expand(4096, 8, 8)
+        )
 
 
 def test_out_must_not_hold_the_offsets():

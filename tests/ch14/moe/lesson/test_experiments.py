@@ -61,9 +61,12 @@ def small(monkeypatch):
 
     monkeypatch.setattr(workloads, "MODELS", {"tiny": TINY})
     monkeypatch.setattr(workloads, "HELD_OUT", {})
+    monkeypatch.setattr(workloads, "BLIND", {"tiny": TINY})
+    monkeypatch.setattr(experiments, "BLIND_CHOICES", ((("down", 20, "random"),), ()))
+    monkeypatch.setattr(experiments, "BLIND_MASKED", ((("down", 20, "skewed"),), ()))
     monkeypatch.setattr(experiments, "MODELS", {"tiny": TINY})
     monkeypatch.setattr(experiments, "LAYER_MODELS", ("tiny",))
-    monkeypatch.setattr(experiments, "LAYER_TOKENS", (9,))
+    monkeypatch.setattr(experiments, "LAYER_TOKENS", (3,))
     monkeypatch.setattr(experiments, "SKEWED", (("tiny", "up", 40),))
     monkeypatch.setattr(experiments, "GRADIENTS", (("tiny", "up", 40, "random"),))
     monkeypatch.setattr(experiments, "CHOICES", (("down", 20, "random"),))
@@ -95,8 +98,17 @@ def test_each_token_has_its_experts(routing):
     )
 
 
-def test_no_model_is_in_both_sets_and_there_are_enough_cases():
-    assert not workloads.MODELS.keys() & workloads.HELD_OUT.keys()
+def test_no_model_is_in_two_sets_and_there_are_enough_cases():
+    sets = workloads.MODELS, workloads.HELD_OUT, workloads.BLIND
+    products = [model.product(part) for each in sets for model in each.values() for part in ("up", "down")]
+    assert len(set(products[-20:])) == 20 and not set(products[-20:]) & set(products[:-20])
+    for choices in (experiments.BLIND_CHOICES, experiments.BLIND_MASKED):
+        blind = workloads.list_blind(*choices)
+        assert {case.model for case in blind} == workloads.BLIND.keys()
+        assert {case.routing for case in blind} == {"random", "skewed"} and max(
+            case.tokens for case in blind
+        ) <= 4096
+    assert max(case.tokens for case in blind) <= experiments.CAPACITY
     found = experiments.list_cases(experiments.CHOICES)
     assert all(sum(case.chosen_on == name for case in found) >= 20 for name in ("tuned", "held out"))
     assert {case.routing for case in found} >= {"equal", "random", "skewed"}
@@ -150,11 +162,11 @@ def test_a_wrong_or_missing_peer_is_not_timed(small):
     assert all(row["kernel"] == "best" for row in rows)
 
 
-@pytest.mark.parametrize("name", ["shapes", "masked", "gradient"])
+@pytest.mark.parametrize("name", ["shapes", "masked", "held_out", "gradient"])
 def test_products_of_models(small, name):
     found = record(name)
     assert {row["status"] for row in found.rows} == {"ok"}, found.rows
-    wanted = {"shapes": {"DeepGEMM", "torch"}, "masked": {"DeepGEMM"}, "gradient": {"torch"}}[name]
+    wanted = {"masked": {"DeepGEMM"}, "gradient": {"torch"}}.get(name, {"DeepGEMM", "torch"})
     assert {row["peer"] for row in found.rows} == wanted
     lines = figures.summarise(found, "kernel").splitlines()
     assert lines[-1] == found.label() and all(": " in line for line in lines[:-1])
@@ -191,8 +203,9 @@ def test_padded_tiles(small):
 def test_the_layer_agrees_with_the_loop(small):
     found = record("layer")
     assert {row["status"] for row in found.rows} == {"ok"}, found.rows
-    assert {row["peer"] for row in found.rows} == {"eager", "grouped", "compiled"}
-    assert "tiny, 9 tokens, moe fp8: " in figures.describe_layer(found)
+    graphs = {row["peer"]: row["graph"] for row in found.rows}
+    assert graphs == {"eager": False, "grouped": True, "compiled": True}
+    assert "tiny, 3 tokens, moe fp8: " in figures.describe_layer(found)
 
 
 def test_every_configuration_is_checked(small, monkeypatch):
