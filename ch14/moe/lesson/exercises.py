@@ -27,6 +27,7 @@ from tilelab.runtime import device
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 TILE, SMS = 128, 132  # The notebook's first kernels compute tiles of 128 × 128. An H200 has 132 SMs.
 TIMED = ([128] * 64, 4096, 2048)  # rows of each expert, N, K
+TIMED_RAGGED = (workloads.route(workloads.Model(64, 8, 0, 0), 1024, "random"), 4096, 2048)  # as many rows
 TIMED_MASKED = ([1] * 128, 64, 1536, 2048)  # rows of each expert, capacity, N, K
 CASES = {
     "cpu": [([70, 0, 133, 1], 136, 72), ([0, 0, 20, 0], 40, 64), ([128, 128], 128, 64)],
@@ -49,10 +50,12 @@ SMALL, SMALL_MASKED = ([128] * 4, 256, 256), ([8] * 4, 64, 256, 256)  # where on
 STEPS = {
     "ladder": (
         "one_expert:prepare_loop",
+        "one_expert:prepare_graph",
         "one_launch:prepare_one_launch",
         "persistent:prepare_persistent",
         "whole_tiles:prepare_whole_tiles",
     ),
+    "ragged_ladder": ("persistent:prepare_persistent", "whole_tiles:prepare_whole_tiles"),
     "fp8_ladder": ("scaled:prepare_scaled",),
     "swiglu_ladder": ("scaled:prepare_separate", "swiglu:prepare_swiglu"),
     "masked_ladder": ("masked:prepare_masked",),
@@ -93,14 +96,18 @@ def check_version(prepare: Callable) -> str:
     return lesson.check_launch(prepare, CASES, make_case, multiply)
 
 
-def make_ladder() -> lesson.Ladder:
-    """Return the ladder of the versions in bf16, beside torch's grouped product."""
+def make_ladder(ragged: bool = False) -> lesson.Ladder:
+    """Return the ladder of the versions in bf16, beside torch's grouped product; the experts have equal shares of rows.
+
+    With `ragged`, they have as many rows together, and each token chooses its experts at random.
+    """
 
     def prepare_torch(a, weight, offsets, out):
         return lambda: torch._grouped_mm(a, weight.mT, offs=offsets)
 
+    name, timed = ("ragged_ladder", TIMED_RAGGED) if ragged else ("ladder", TIMED)
     return _make_ladder(
-        *("ladder", "torch._grouped_mm", prepare_torch, make_case, check_version, TIMED, SMALL), flops=FLOPS
+        *(name, "torch._grouped_mm", prepare_torch, make_case, check_version, timed, SMALL), flops=FLOPS
     )
 
 
@@ -268,7 +275,7 @@ def make_masked_ladder() -> lesson.Ladder:
 
 
 def capture(launch: Callable) -> Callable[[], object]:
-    """Return the replay of a CUDA graph that holds `launch`; without a GPU, `launch`."""
+    """Return the replay of a CUDA graph that holds what `launch` launches; without a GPU, `launch`."""
     if not device.current().capability:
         return launch
     launch()  # it compiles and loads the kernel, which a capture must not
