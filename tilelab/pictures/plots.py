@@ -273,7 +273,10 @@ def heat_map(
     axes.set_ylabel(escape_math(y_label or (y if isinstance(y, str) else "")), fontsize=8)
     ran = sorted((row for row in rows if _ran(row, value)), key=lambda row: row[value])
     least, greatest = (
-        [f"{fmt.format(row[value])} at {str(_value(row, x)).strip()}, {_value(row, y)}" for row in some]
+        [
+            f"{fmt.format(row[value])} at {' '.join(str(_value(row, x)).split())}, {_value(row, y)}"
+            for row in some
+        ]
         for some in (ran[:1], ran[-1:])
     )
     spread = f": the least is {least[0]}, and the greatest {greatest[0]}" if ran else ""
