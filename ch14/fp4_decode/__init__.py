@@ -227,19 +227,22 @@ def decode_operator(x, weight, scales, config="best"):
     return planner.run((x, weight, scales), None, config)
 
 
-_copies = WeakTensorKeyDictionary()  # {weight: (versions and places of weight and scales, W in bf16)}
+_copies = WeakTensorKeyDictionary()  # {weight: {scales: W in bf16}}
 
 
 def _prepare_bf16(x, weight, scales, out, chosen: str) -> Launch:
-    """Return a launch of cuBLAS on a copy of W in bf16, which all launches of this weight share."""
-    m, n, _ = _check_operands(x, weight, scales, out)
-    state = None
-    if not (weight.is_inference() or scales.is_inference()):
-        state = weight._version, scales._version, weight.data_ptr(), scales.data_ptr()
-    known, dense = _copies.get(weight, (None, None))
-    if known is None or known != state:
-        dense = _dequantise(weight, scales).to(torch.bfloat16)
-        _copies[weight] = state, dense
+    """Return a launch of cuBLAS on a copy of W in bf16, which all launches of these tensors share.
+
+    Each call makes the copy anew, in the same place: no version of a tensor tells what was written through `data`.
+    """
+    m, n, k = _check_operands(x, weight, scales, out)
+    copies = _copies.setdefault(weight, WeakTensorKeyDictionary())
+    dense = copies.get(scales)
+    if (
+        dense is None or dense.shape != (n, k) or dense.device != x.device
+    ):  # `data` may have got another shape
+        dense = copies[scales] = torch.empty(n, k, dtype=torch.bfloat16, device=x.device)
+    dense.copy_(_dequantise(weight, scales))
     out = torch.empty(m, n, dtype=torch.bfloat16, device=x.device) if out is None else out
     return Launch(functools.partial(torch.mm, x, dense.T, out=out), out, "bf16", chosen=chosen)
 
@@ -259,8 +262,8 @@ def prepare(
     may change between launches. `chosen` says how "best" was found.
 
     With more than 16 tokens and fewer than about 35 million weights, bf16 often takes less time than MXFP4. Then "best"
-    is "bf16": cuBLAS on a copy of W in bf16, of four times the memory, which all launches of this `weight` share. Any
-    other `config` keeps to MXFP4. What is written through `weight.data` is not noticed: the copy stays as it was.
+    is "bf16": cuBLAS on a copy of W in bf16, of four times the memory, which all launches of `weight` and `scales`
+    share, and which each call makes anew. Any other `config` keeps to MXFP4.
     """
     if isinstance(x, torch.Tensor) and x.ndim == 2 and not x.shape[0]:  # nothing to launch
         return planner.prepare((x, weight, scales), out, "best" if config == "bf16" else config)

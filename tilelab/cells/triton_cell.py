@@ -346,10 +346,8 @@ def lines(text: str, pattern: str) -> str:
 
     Lines are alike when they differ in the numbers of registers and in offsets only. Lists of registers are shortened.
     """
-    if ".target" not in text:  # SASS
-        found = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.+?;)", text, re.MULTILINE)
-    else:
-        found = [line.strip() for line in text.splitlines()]
+    instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.+?;)", text, re.MULTILINE)  # of SASS; PTX has none
+    found = instructions or [line.strip() for line in text.splitlines()]
     counts = collections.Counter(_shorten(line) for line in found if re.search(pattern, line))
     return "\n".join(f"    {count:4} × {line}" for line, count in counts.items()) or "    (no such line)"
 

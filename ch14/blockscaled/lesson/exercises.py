@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14 import fp8_gemm, mx_formats
 from ch14.fp8_gemm.lesson import impacts
-from ch14.fp8_gemm.lesson.experiments import SPLIT, prepare_torch
+from ch14.fp8_gemm.lesson.experiments import FP8_FLOPS, SHAPES, SPLIT, prepare_torch
 from ch14.fp8_gemm.lesson.verification import BF16, fp8_operands
 from ch14.mx_formats import number_formats
 from tilelab.cells import lesson
@@ -227,6 +227,90 @@ def make_epilogue_ladder() -> lesson.Ladder:
         check_epilogue,
         flops=2 * m * n * k,
     )
+
+
+# ---- what the lesson's tables show
+
+
+def tabulate_shapes(record: results.Record) -> results.Table:
+    """Return a row for three shapes: what block scales cost the course's kernel, and torch, over a single scale."""
+    by, rows = {(row["name"], tuple(row["shape"])): row for row in record.rows}, []
+    for shape in SHAPES[:3]:
+        course, free = by["course", shape], by["one scale", shape]
+        sizes, cost = {"M × N × K": " × ".join(map(str, shape))}, "time over one scale"
+        rows.append(sizes | {"× torch": course["ratio"], "±": course["spread"]})
+        rows[-1] |= {f"the course's {cost}": f"{course['ms'] / free['ms'] - 1:+.0%}"}
+        rows[-1] |= {f"torch's {cost}": f"{course['peer_ms'] / free['ms'] - 1:+.0%}"}
+    return results.table(rows, record.label())
+
+
+def tabulate_rates(record: results.Record) -> results.Table:
+    """Return rows for the course's kernel and one scale: rates as shares of what the tensor cores do at that clock."""
+    rows, timed = [], [row for row in record.rows if "ghz" in row]
+    for row in (row for row in timed if row["name"] in ("course", "one scale")):
+        peak = record.device["sms"] * FP8_FLOPS * row["ghz"] / 1e3
+        rows.append({"product": row["name"], "clock, GHz": row["ghz"], "power, W": f"{row['watts']:.0f}"})
+        rows[-1] |= {"TFLOP/s": f"{row['tflops']:,.0f}", "at most, at this clock": f"{peak:,.0f}"}
+        rows[-1] |= {"share": f"{row['tflops'] / peak:.0%}"}
+    return results.table(rows, f"{' × '.join(map(str, timed[0]['shape']))}; {record.label()}")
+
+
+def tabulate_tiles(thin: results.Record) -> results.Table:
+    """Return the module's choice at SPLIT, and the two fastest other tiles without a split."""
+    here = [row for row in thin.rows if tuple(row["shape"]) == SPLIT and row.get("ms")]
+    chosen = next(row for row in here if row["name"] == "course")
+    tile = chosen["config"].split(" · ")[0]
+    others = [row for row in here if "unsplit" in row["name"] and not row["config"].startswith(f"{tile} ")]
+    rows = []
+    for row in (chosen, *sorted(others, key=lambda row: -row["ratio"])[:2]):
+        tile, stages, *words = row["config"].split(" · ")
+        split = next((word for word in words if "split" in word), "no split")
+        said = f"{tile}, {split}{', the choice' * (row is chosen)}"
+        rows.append(
+            {"tile": said, "stages": stages.split()[0], "× torch": row["ratio"], "±": row.get("spread")}
+        )
+    return results.table(rows, f"the module's kernel; {thin.label()}")
+
+
+def tabulate_epilogue(epilogue: results.Record, copy_gbps: float) -> results.Table:
+    """Return a row per K: what a free epilogue would gain over passes at `copy_gbps`, and what the module gains."""
+    rows = []
+    for shape in dict.fromkeys(tuple(row["shape"]) for row in epilogue.rows):
+        by = {row["name"]: row for row in epilogue.rows if tuple(row["shape"]) == shape}
+        product_ms = by["product alone"]["ms"]
+        passes_ms = (by["in passes"]["c_bytes"] - 2 * shape[0] * shape[1]) / copy_gbps / 1e6
+        rows.append({"K": shape[2], "product, ms": product_ms, "passes, ms": passes_ms})
+        rows[-1] |= {"free epilogue": f"{(product_ms + passes_ms) / product_ms:.2f} ×"}
+        for said, name in (("all fused", "all fused"), ("bias and SiLU alone", "bias and SiLU fused")):
+            rows[-1] |= {said: f"{by[name]['ratio']:.2f} ×"}
+    return results.table(rows, f"speed over the product with passes; {epilogue.label()}")
+
+
+def tabulate_impacts(measured: results.Record, epilogue, thin, workers) -> results.Table:
+    """Return a row for each pair of versions of the module's kernel that tests one of the note's four impacts."""
+    spoken = {
+        "unsplit, low": "1 split",
+        "unsplit, thin": "1 split",
+        "64 rows of a tile for each four": "64 rows of a tile per four warps",
+    }
+
+    def speak(text: str) -> str:
+        for old, new in (
+            (", 1 scratch", ", one scratch"),
+            (", 2 scratch", ", two scratches"),
+            (" x ", " × "),
+        ):
+            text = text.replace(old, new)
+        return spoken.get(text, text)
+
+    rows = []
+    for row in impacts.verdicts(measured.rows, epilogue.rows, thin.rows, workers=workers.rows):
+        if any(part in row["where"] for part in ("alone", "SiLU and bf16", "against")):
+            continue  # "against" are tiles of the module's choice, which the section on split-K has compared
+        said = {"the note's claim": f"{row['claim']}, {row['note']}", "time saved": row["time saved"]}
+        named = {"from": "from", "to": "to", "measured with": "where"}
+        rows.append(said | {column: speak(row[field]) for column, field in named.items()})
+    return results.table(rows, f"claimed and measured; {measured.label()}")
 
 
 # ---- the reader's kernels

@@ -151,6 +151,21 @@ def stage_rows() -> list[dict]:
     return rows
 
 
+def flight_rows() -> list[dict]:
+    """Return a row per test and plan, or one for both where they are the same: what the stages in flight hide."""
+    rows = []
+    for case in CASES:
+        plans = dict(zip(("greedy", "attempt 2"), plan_with(case.choice(), attempt_2)))
+        if same_kernel(*plans.values()):
+            plans = {"both": plans["greedy"]}
+        for name, plan in plans.items():
+            flight = compute_flight(plan)
+            row = {"test": case.name, "plan": name, "A/B stages": plan.ab_stages, "step, µs": flight.step_us}
+            row |= {"hidden us": flight.hidden_us, "latency us": LATENCY_US}
+            rows.append(row | {"for full rate": flight.for_tensor_core, "for DRAM": flight.for_memory})
+    return rows
+
+
 def describe_attempt_1(choice: Blackwell) -> str:
     """Describe the effect of attempt 1 on a tile in a sentence."""
     before, after = plan_with(choice, attempt_1)

@@ -399,11 +399,17 @@ def test_small_weights_go_by_bf16():
     assert first.run.args[1].data_ptr() == second.run.args[1].data_ptr(), "one copy"
     for launch, tokens in (first, x), (second, x[:17]):
         assert torch.allclose(launch().double(), spec(tokens, weight, scales), rtol=2**-6, atol=2**-6)
-    for write in (lambda: weight.bitwise_not_(), lambda: setattr(weight, "data", weight.data.flip(0))):
+    writes = (
+        weight.bitwise_not_,
+        lambda: setattr(weight, "data", weight.flip(0)),
+        lambda: weight.data.bitwise_not_(),
+    )
+    for write in (*writes, lambda: scales.data.add_(1), lambda: setattr(weight, "data", weight[:32].clone())):
         write()
+        scales.data = scales[: len(weight)].clone()
         again = fp4_decode.prepare(x, weight, scales, config="bf16")
         assert torch.allclose(again().double(), spec(x, weight, scales), rtol=2**-6, atol=2**-6)
-    assert fp4_decode.prepare(x[:0], weight, scales, config="bf16")().shape == (0, 64)
+    assert fp4_decode.prepare(x[:0], weight, scales, config="bf16")().shape == (0, len(weight))
 
 
 @pytest.mark.gpu
