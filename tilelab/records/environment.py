@@ -14,13 +14,14 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tilelab import ROOT
-from tilelab.runtime import cuda, device, provenance
+from tilelab.runtime import cuda, device, provenance, tuned
 
 COURSE = re.compile(r"(?:ch\d\d|tilelab|claims)(?:\.\w+)*")
 NAMED = re.compile(r"((?:ch\d\d|tilelab|claims)(?:\.\w+)+)(?::(\w+))?")  # "ch14.gemm.kernels:gemm_kernel"
@@ -29,6 +30,7 @@ CANNOT_ALTER = (
     "tilelab.records tilelab.pictures tilelab.views tilelab.course tilelab.emulator tilelab.runtime.interpreter "
     "tilelab.runtime.provenance tilelab.runtime.files tilelab.runtime.spoken tilelab.cli"
 ).split()
+OWN = ", the user's own"  # behind the name of a table
 LADDER, TABLES = ("tilelab.cells.lesson", "Ladder"), "tilelab.runtime.choice"
 DEFINES = re.compile("adder|sweep|experiment|make_record")  # in the name of a call that defines an experiment
 CUDA = (".cu", ".cuh", ".h", ".hpp", ".cpp")
@@ -434,14 +436,36 @@ def hash_table(table: str, gpu: str, rows: Iterable[Mapping], code: Code) -> str
     return digest([found["families"], sorted([shape, known[shape]] for shape in used)])
 
 
+def hash_own_rows(table: str, gpu: str, rows: Iterable[Mapping]) -> str | None:
+    """Return the hash of the user's own tuned rows that a record's rows may have used, or None without any.
+
+    These are the rows of the same shapes, or all rows if a record's row has no shape of a product. What TILES_TUNED
+    holds in place of the course's table counts too.
+    """
+    used: list[Any] = []
+    with contextlib.suppress(ValueError):  # an operator passes over a damaged table
+        used = tuned.load(table, gpu)
+    shapes = {tuple(row.get("shape") or ()) for row in rows}
+    if all(len(shape) == 3 for shape in shapes):
+        used = [row for row in used if (row["m"], row["n"], row["k"]) in shapes]
+    instead = tuned.folder() / device.Device(gpu).slug / f"{table}_families.json"
+    if os.environ.get("TILES_TUNED") and instead.is_file():
+        used = [*used, instead.read_text(encoding="utf-8")]
+    return digest(used) if used else None
+
+
 def describe(experiment: str, gpu: str, rows: Iterable[Mapping], code: Code = CODE) -> dict[str, Any]:
     """Return the `environment` of a record: the hash of the code, and one of each table that the code reads.
+
+    A table of the user's own has OWN behind its name.
 
     The result is empty for an experiment that is not defined in the course.
     """
     with provenance.PARSING:
         closure = find_closure(experiment) if code is CODE else Closure(code, experiment)
+    rows = list(rows)
     tables = {table: hash_table(table, gpu, rows, code) for table in sorted(closure.tables)}
+    tables |= {table + OWN: hash_own_rows(table, gpu, rows) for table in sorted(closure.tables)}
     tables = {table: found for table, found in tables.items() if found}
     return {"code": digest(sorted(closure.definitions)), "tables": tables} if closure.definitions else {}
 
@@ -453,6 +477,10 @@ def find_change(record: Mapping[str, Any], code: Code = CODE) -> str:
     now = describe(record["experiment"], record["device"]["name"], record["rows"], code)
     if before["code"] != now.get("code"):
         return "the code that measures, a peer or a shape has changed"
-    names = {**before["tables"], **now["tables"]}
-    changed = [name for name in names if before["tables"].get(name) != now["tables"].get(name)]
+    old, new = before["tables"], now["tables"]
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    # Rows that a user has tuned since do not make a record older.
+    if own := [name.removesuffix(OWN) for name in changed if name in old and name.endswith(OWN)]:
+        return f"it was measured with a user's own tuned rows of {', '.join(own)}, which are not here"
+    changed = [name for name in changed if not name.endswith(OWN)]
     return f"the rows of the tuned table {', '.join(changed)} have changed" if changed else ""

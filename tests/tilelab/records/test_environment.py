@@ -140,6 +140,39 @@ def test_every_experiment_of_the_course_has_an_environment():
     assert environment.describe("ch14_gemm_square", "NVIDIA H20", [])["tables"] == {}
 
 
+def test_a_record_notices_a_users_own_tuned_rows(monkeypatch, tmp_path):
+    def tune(us, n):
+        row = {"m": n, "n": n, "k": n, "dtype": "bf16", "name": "x", "config": {}}
+        table = {"gpu": H200, "rows": [row | {"us": us, "ratio": 1.0, "spread": 0.0}]}
+        (tmp_path / "nvidia-h200" / "gemm.json").write_text(json.dumps(table))
+
+    def record():
+        found = environment.describe("ch14_gemm_square", H200, SQUARE)
+        return {
+            "experiment": "ch14_gemm_square",
+            "device": {"name": H200},
+            "rows": SQUARE,
+            "environment": found,
+        }
+
+    before = record()
+    monkeypatch.setattr(environment.tuned, "user_folder", lambda: tmp_path)
+    (tmp_path / "nvidia-h200").mkdir()
+    tune(10.0, 512)
+    assert record() == before, "rows of another shape were not used"
+    tune(10.0, 4096)
+    with_own = record()
+    assert environment.find_change(with_own) == "" == environment.find_change(before)
+    tune(11.5, 4096)
+    assert "user's own tuned rows of gemm, which" in environment.find_change(with_own)
+    (tmp_path / "nvidia-h200" / "gemm.json").write_text("damaged")
+    assert record() == before
+    (tmp_path / "nvidia-h200" / "gemm_families.json").write_text("{}")
+    assert record() == before
+    monkeypatch.setenv("TILES_TUNED", str(tmp_path))
+    assert record() != before, "it takes the place of the course's table"
+
+
 def test_a_record_is_saved_with_its_environment_and_also_where_that_fails(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("TILES_RECORD", "1")
     record = results.make_record("ch14_gemm_square", [{"shape": [1, 2, 3], "status": "ok"}], "0" * 16)
