@@ -46,14 +46,12 @@ lint: $(READY)
 record: $(READY)
 	.venv/bin/python -m tilelab.course.record --all $(RECORD_ARGS)
 
-# Measure the headlines on this GPU and compare them with the committed records of the same GPU and version of torch. The
-# margin is wider than the default because the layers of language models are timed in short rounds: in one of 220 layers
-# the same configuration fell by 4 % more than both spreads.
+# Measure the headlines on this GPU and compare them with the committed records of the same GPU and version of torch.
 compare: $(READY)
 	@committed=$$(.venv/bin/python -m tilelab.records.compare --folder) || exit 2; \
 	if ls "$$committed"/ch*.json >/dev/null 2>&1; then \
 		.venv/bin/python -m tilelab.course.record --experiments --to build/headlines && \
-		.venv/bin/python -m tilelab.records.compare "$$committed" build/headlines --headlines --margin 5; \
+		.venv/bin/python -m tilelab.records.compare "$$committed" build/headlines --headlines; \
 	else echo "Nothing is compared: $$committed holds no headlines of this GPU and this version of torch."; fi
 
 site: $(READY)

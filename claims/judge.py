@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tilelab import ROOT
-from tilelab.records import results
+from tilelab.records import margins, results
 from tilelab.runtime import device
 
 HOLDS, ONLY_IF, REFUTED, UNTESTED = "holds", "holds only if", "refuted", "not settled"
@@ -34,19 +34,20 @@ CONDITIONAL = (ONLY_IF, ONLY_IF_HERE)
 KINDS = "measured built arithmetic argument".split()
 MEASURED, BUILT, ARITHMETIC, ARGUMENT = KINDS
 
-MARGIN = 0.02  # of two timings that alternate in one run
-QUICK_MARGIN = 0.05  # of the quick timings of a sweep
+MARGIN = 0.02  # of what is not timed, such as a profiler's counts
 ABOUT = 0.2  # "about 2" means 1.6 to 2.4
 
 
-def agrees(value: float, gain: float | Sequence[float] = (), state: Sequence[float] = ()) -> bool:
+def agrees(
+    value: float, gain: float | Sequence[float] = (), state: Sequence[float] = (), margin: float = MARGIN
+) -> bool:
     """Return whether a measured value agrees with what a note says: the one place where the policy is applied.
 
     `gain` is a figure or a range that speaks for the note's advice: its lower end is a lower bound. `state` is a range
-    with two ends. MARGIN widens each end.
+    with two ends. The margin widens each end.
     """
     low, high = state or (min(gain) if isinstance(gain, Sequence) else gain, math.inf)
-    return low * (1 - MARGIN) <= value <= high * (1 + MARGIN)
+    return low * (1 - margin) <= value <= high * (1 + margin)
 
 
 def is_better(value: float, other: float, margin: float = MARGIN) -> bool:
@@ -114,16 +115,34 @@ def fill_in(text: str, values: dict[str, Any]) -> str:
 class Evidence:
     """The rows of a record: of the H200, or of builds if no GPU took part.
 
-    `used` lists the records that a rule read.
+    `used` lists the records that a rule read, and `margin` is what its comparisons allowed, once it made one.
     """
 
     def __init__(self) -> None:
         self.used: list[str] = []
+        self.margin: float | None = None
+        self._kinds: set[str] = set()
 
     def __call__(self, experiment: str, **fields: Any) -> list[dict]:
         """Return the rows of a record that have these fields; FileNotFoundError if there is no record."""
         self.used.append(experiment)
-        return [row for row in self.load(experiment) if fields.items() <= row.items()]
+        rows = [row for row in self.load(experiment) if fields.items() <= row.items()]
+        self._kinds |= {margins.classify(row, experiment) for row in rows if row.get("ratio")}
+        return rows
+
+    def find_margin(self) -> float:
+        """Return the largest margin of the kinds of timings that were read, or MARGIN if nothing was timed."""
+        found = margins.find_margins(results.PREFERRED) if self._kinds else {}
+        self.margin = max((found[kind] for kind in self._kinds), default=MARGIN)
+        return self.margin
+
+    def agrees(self, value: float, **said: Any) -> bool:
+        """Return what `agrees` says with the margin of the rows that were read."""
+        return agrees(value, margin=self.find_margin(), **said)
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Return what `is_better` says with the margin of the rows that were read."""
+        return is_better(value, other, self.find_margin())
 
     @contextlib.contextmanager
     def explain_errors(self, reader: str) -> Iterator[None]:
@@ -229,7 +248,7 @@ class Claim:
                 finding = self.apply(evidence)
         except FileNotFoundError:
             finding = Finding(NO_RECORD, "", evidence.used[-1])
-        return Judgement(self, finding, tuple(dict.fromkeys(evidence.used)))
+        return Judgement(self, finding, tuple(dict.fromkeys(evidence.used)), evidence.margin)
 
     def apply(self, evidence: Evidence) -> Finding:
         """Return what the rule finds. A measurement of an H200 says of another GPU's figure only "on an H200"."""
@@ -251,11 +270,12 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """A claim, what its rule found, and the records that the rule read."""
+    """A claim, what its rule found, the records that the rule read, and the margin of its comparisons."""
 
     claim: Claim
     finding: Finding
     records: tuple[str, ...]
+    margin: float | None = None
 
     def mark_verdict(self) -> str:
         """Return the verdict in words, with its name in bold."""
@@ -279,6 +299,8 @@ class Judgement:
         evidence = f"{claim.kind}: {claim.judged_on}"
         if self.records:
             evidence += f"<br>from {', '.join(f'`{record}`' for record in self.records)}"
+        if self.margin is not None:
+            evidence += f"<br>margin {100 * self.margin:.1f} %"
         return (
             f"| {said}<br>{claim.text} | {self.mark_verdict()} | {found} | {evidence} | {self.link(folder)} |"
         )

@@ -7,7 +7,7 @@ import collections
 from ch10.wgmma_gemm.lesson import timeline
 from claims import judge, rules
 from claims.judge import NO_RECORD, ROOT, VERDICTS, Judgement, Note, count_verdicts, make_table
-from tilelab.records import environment, results
+from tilelab.records import environment, margins, results
 
 assert rules  # the notes name them
 NOTES = [
@@ -30,8 +30,6 @@ of this repository. This page quotes a few words of each claim, says how the cla
 `python -m claims --write` computes the page from the records in `results/`. Nothing on it is typed by hand.
 
 [The five field notes](docs/field-notes.md) says who wrote the notes and when. The summaries below are ours."""
-POLICY = (ROOT / "claims" / "policy.md").read_text(encoding="utf-8").strip()
-POLICY = POLICY.format_map(vars(judge)).replace("%", " %")
 
 
 def draw_picture() -> None:
@@ -58,12 +56,19 @@ def make_overview() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def make_policy() -> str:
+    """Return how a claim is judged, with today's margins."""
+    found = margins.describe_margins(margins.find_margins(results.PREFERRED))
+    text = (ROOT / "claims" / "policy.md").read_text(encoding="utf-8").strip()
+    return text.format_map(vars(judge) | {"MARGINS": found}).replace("%", " %")
+
+
 def make_ledger() -> str:
     """Return the text of CLAIMS.md: the counts, the policy, and a table for each note."""
     tables = [
         f"## {note.title}\n\n{note.summary}\n\n{make_table(note.judgements, 'notebooks/')}" for note in NOTES
     ]
-    return "\n\n".join([HEAD, make_overview(), "## How a claim is judged", POLICY, *tables]) + "\n"
+    return "\n\n".join([HEAD, make_overview(), "## How a claim is judged", make_policy(), *tables]) + "\n"
 
 
 def make_readme_part() -> str:

@@ -8,7 +8,7 @@ import torch
 
 from ch14.blockscaled.lesson import note_attempts
 from ch14.fp8_gemm.lesson import impacts as blockscaled_impacts
-from claims.judge import ABOUT, Evidence, Ruling, agrees, decide, leave_open, rule
+from claims.judge import ABOUT, Evidence, Ruling, decide, leave_open, rule
 from tilelab.course import doctor
 from tilelab.measure import bench
 from tilelab.runtime import device, tensor_map
@@ -200,4 +200,4 @@ def saves_time(evidence: Evidence, claim: str, where: str = "", gain: Sequence[f
     if not gain:
         return leave_open(cases=cases)
     saved = [float(row["time saved"].rstrip("%")) for row in rows]
-    return decide(agrees(min(saved), gain=gain), cases=cases)
+    return decide(evidence.agrees(min(saved), gain=gain), cases=cases)

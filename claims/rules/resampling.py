@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from claims.audits import resample as audit
-from claims.judge import Evidence, Ruling, agrees, decide, is_better, leave_open, rule
+from claims.judge import Evidence, Ruling, decide, leave_open, rule
 
 
 def get_steps(evidence: Evidence) -> dict[str, float]:
@@ -28,7 +28,7 @@ def reads_less(evidence: Evidence, **said: float) -> Ruling:
     counted = {row["name"]: row["shared_load_wavefronts"] / 1e6 for row in evidence("ch07_resample_reads")}
     all_lanes, lane_0 = counted["warp_search"], counted["note_v2, a block per chunk"]
     ratio = all_lanes / lane_0
-    return decide(agrees(ratio, **said), all_lanes=all_lanes, lane_0=lane_0, ratio=ratio)
+    return decide(evidence.agrees(ratio, **said), all_lanes=all_lanes, lane_0=lane_0, ratio=ratio)
 
 
 @rule
@@ -48,8 +48,8 @@ def search_gains(evidence: Evidence, **said: list[float]) -> Ruling:
         )
     )
     return decide(
-        agrees(over_lanes, **said),
-        agrees(over_threads, **said),
+        evidence.agrees(over_lanes, **said),
+        evidence.agrees(over_threads, **said),
         over_lanes=over_lanes,
         over_threads=over_threads,
         over_lanes_in_global=over_lanes_in_global,
@@ -73,7 +73,7 @@ def persistent_grid_is_faster(evidence: Evidence) -> Ruling:
     """Judge whether the note's kernel is faster on the note's grid than with a block per chunk."""
     speed, steps = get_versions(evidence), get_steps(evidence)
     gain = speed["note_v2"] / speed["note_v2, a block per chunk"]
-    return decide(is_better(gain, 1), gain=gain, best=steps["persistent"] / steps["vectors"])
+    return decide(evidence.is_better(gain, 1), gain=gain, best=steps["persistent"] / steps["vectors"])
 
 
 @rule
@@ -83,7 +83,7 @@ def coalescing_gains(evidence: Evidence, **said: list[float]) -> Ruling:
     speed = {row["order"]: row["ratio"] for row in rows}
     others = {"every fourth element": audit.EVERY_FOURTH, "a row each": audit.A_ROW_PER_LANE}
     gains = {what: speed[audit.NEIGHBOURS] / speed[order] for what, order in others.items()}
-    inside = [what for what, gain in gains.items() if agrees(gain, **said)]
+    inside = [what for what, gain in gains.items() if evidence.agrees(gain, **said)]
     return decide(
         len(inside) == len(gains),
         inside,
@@ -97,14 +97,16 @@ def reaches_bandwidth(evidence: Evidence, **said: list[float]) -> Ruling:
     """Judge whether a kernel of the course reaches this share of the DRAM's peak."""
     counters = get_counters(evidence)
     plain, tma = (counters[name]["dram_percent"] for name in ("vectors", "bulk_rows"))
-    return decide(agrees(max(plain, tma), **said), plain=plain, tma=tma)
+    return decide(evidence.agrees(max(plain, tma), **said), plain=plain, tma=tma)
 
 
 @rule
 def tma_is_needed(evidence: Evidence, **said: list[float]) -> Ruling:
     """Judge whether no kernel without TMA reaches this share of the DRAM's peak."""
     reached, steps = get_counters(evidence)["vectors"]["dram_percent"], get_steps(evidence)
-    return decide(not agrees(reached, **said), reached=reached, gain=steps["bulk_rows"] / steps["vectors"])
+    return decide(
+        not evidence.agrees(reached, **said), reached=reached, gain=steps["bulk_rows"] / steps["vectors"]
+    )
 
 
 @rule
@@ -128,7 +130,7 @@ def tma_pays_below(evidence: Evidence) -> Ruling:
         for row in evidence("ch14_compiled_pointwise", status="ok")
         if row["tma_loads"] + row["tma_stores"] and row["mib"] >= 64
     ]
-    faster = sum(is_better(gain, 1) for gain in gains)
+    faster = sum(evidence.is_better(gain, 1) for gain in gains)
     return leave_open(
         gain=steps["bulk_rows"] / steps["vectors"], gains=gains, faster=faster, functions=len(gains)
     )

@@ -8,7 +8,8 @@ from __future__ import annotations
 import collections
 
 from ch14.gemm.configs import parse
-from claims.judge import QUICK_MARGIN, Evidence, Ruling, agrees, decide, is_better, leave_open, rule
+from claims.judge import Evidence, Ruling, decide, leave_open, rule
+from tilelab.records import margins
 from tilelab.runtime import device
 
 GEMM, SWEEP, COPIES = "ch14_gemm_claim", "ch14_gemm_sweep", "ch14_gemm_copy"
@@ -61,7 +62,9 @@ def gains_as_claimed(evidence: Evidence, gains: list[float]) -> Ruling:
     """Judge whether the proposed tiles gain the claimed factors in both passes."""
     first, final = find_gains(evidence, "proposed"), find_final_gains(evidence)
     return decide(
-        all(map(agrees, first + final, gains * 2)), first=list_gains(first), final=list_gains(final)
+        all(evidence.agrees(found, gain=gain) for found, gain in zip(first + final, gains * 2)),
+        first=list_gains(first),
+        final=list_gains(final),
     )
 
 
@@ -69,7 +72,7 @@ def gains_as_claimed(evidence: Evidence, gains: list[float]) -> Ruling:
 def gain_grows(evidence: Evidence) -> Ruling:
     """Judge whether the gain of the proposed tiles grows from each size to the next."""
     gains = find_gains(evidence, "proposed")
-    return decide(all(map(is_better, gains[1:], gains)), gains=list_gains(gains))
+    return decide(all(map(evidence.is_better, gains[1:], gains)), gains=list_gains(gains))
 
 
 @rule
@@ -79,14 +82,14 @@ def closer_to_cublas(evidence: Evidence) -> Ruling:
         [get_ratio(row) for row in find_fastest(evidence, name)]
         for name in ("conservative", "proposed", "best")
     )
-    return decide(all(map(is_better, after, before)), before=before, after=after, best=best)
+    return decide(all(map(evidence.is_better, after, before)), before=before, after=after, best=best)
 
 
 @rule
 def best_gains(evidence: Evidence, **said: list[float]) -> Ruling:
     """Judge whether the best tiles gain so much over the cautious ones."""
     gains = find_gains(evidence, "best")
-    return decide(all(agrees(gain, **said) for gain in gains), gains=list_gains(gains))
+    return decide(all(evidence.agrees(gain, **said) for gain in gains), gains=list_gains(gains))
 
 
 @rule
@@ -108,7 +111,7 @@ def no_small_product_is_slower(evidence: Evidence) -> Ruling:
             best[n][row["name"]] = max(best[n][row["name"]], get_ratio(row))
     gains = {n: kinds["proposed"] / kinds["conservative"] for n, kinds in sorted(best.items())}
     return decide(
-        all(agrees(gain, gain=1) for gain in gains.values()),
+        all(evidence.agrees(gain, gain=1) for gain in gains.values()),
         gains=[f"{n}³ {gain:.2f}" for n, gain in gains.items()],
     )
 
@@ -119,8 +122,8 @@ def uses_bandwidth(evidence: Evidence, cautious: list[float], proposed: list[flo
     counters = sorted(evidence("ch14_gemm_dram"), key=lambda row: -row["ns"])
     percent = {(row["name"], row["shape"][0]): row["dram_percent"] for row in counters}  # the fastest is last
     before, after = ([percent[name, n] for n in SIZES] for name in ("conservative", "proposed"))
-    holds = all(agrees(share, state=cautious) for share in before)
-    holds = holds and all(agrees(share, gain=proposed) for share in after)
+    holds = all(evidence.agrees(share, state=cautious) for share in before)
+    holds = holds and all(evidence.agrees(share, gain=proposed) for share in after)
     return decide(holds, before=before, after=after)
 
 
@@ -135,13 +138,13 @@ def more_warps_are_faster(evidence: Evidence, few: int, many: int) -> Ruling:
         best[warps][n] = max(best[warps].get(n, 0), get_ratio(row))
     gains = [of[many] / of[few] for of in by_tile.values() if {few, many} <= of.keys()]
     with_few, with_many = ([best[warps][n] for n in SIZES] for warps in (few, many))
-    faster = sum(is_better(gain, 1, QUICK_MARGIN) for gain in gains)
+    faster = sum(evidence.is_better(gain, 1) for gain in gains)
     return decide(
         faster > len(gains) / 2,
-        all(map(is_better, with_many, with_few)),
+        all(map(evidence.is_better, with_many, with_few)),
         faster=faster,
         cases=len(gains),
-        slower=sum(is_better(1, gain, QUICK_MARGIN) for gain in gains),
+        slower=sum(evidence.is_better(1, gain) for gain in gains),
         with_many=with_many,
         with_few=with_few,
     )
@@ -151,7 +154,11 @@ def more_warps_are_faster(evidence: Evidence, few: int, many: int) -> Ruling:
 def each_stage_gains(evidence: Evidence, kernel: str) -> Ruling:
     """Judge whether each added stage makes the product faster, or the first one does."""
     speed = {row["stages"]: get_ratio(row) for row in evidence("ch14_gemm_stages", kernel=kernel)}
-    gains = [is_better(speed[stages + 1], speed[stages]) for stages in sorted(speed) if stages + 1 in speed]
+    gains = [
+        evidence.is_better(speed[stages + 1], speed[stages])
+        for stages in sorted(speed)
+        if stages + 1 in speed
+    ]
     listed = [f"{ratio:.2f} with {stages}" for stages, ratio in sorted(speed.items())]
     return decide(all(gains), gains[0], listed=listed)
 
@@ -167,11 +174,19 @@ def keeps_more_warps(evidence: Evidence) -> Ruling:
 
 
 @rule
-def repeats_to_three_digits(evidence: Evidence) -> Ruling:
-    """Judge whether a kernel timed against itself gives 1.000. None was; two passes of one kernel are known."""
-    rows = [row for row in evidence(GEMM, status="ok") if row.get("final_ratio")]
-    spread = [100 * abs(row["final_ratio"] / get_ratio(row) - 1) for row in rows]
-    return leave_open(spread=spread, configs=len(spread))
+def repeats_to_three_digits(evidence: Evidence, kinds: list[str]) -> Ruling:
+    """Judge whether any two timings of one product give 1.000, or those in the same rounds do."""
+    rows = [row for row in evidence("itself") if row["kind"] in kinds and row["way"] in margins.WAYS]
+    most = {way: max(row["largest"] for row in rows if row["way"] == way) for way in margins.WAYS}
+    right = {way: difference < 0.0005 for way, difference in most.items()}
+    return decide(
+        all(right.values()),
+        right[margins.INTERLEAVED],
+        typical=[100 * row["median"] for row in rows],
+        interleaved=100 * most[margins.INTERLEAVED],
+        after=100 * most[margins.AFTER],
+        fresh=100 * most[margins.FRESH],
+    )
 
 
 # ---- copies
@@ -192,7 +207,7 @@ def large_copies_win(evidence: Evidence, tile: str) -> Ruling:
     other = next(row for row in rows if not row["config"].startswith(tile))
     ratios = [get_ratio(row) for row in rows]
     return decide(
-        is_better(large, other["ratio"]),
+        evidence.is_better(large, other["ratio"]),
         large=large,
         other_tile=other["config"].partition(" ")[0].split("×"),
         other=other["ratio"],
@@ -208,7 +223,7 @@ def new_copies_win(evidence: Evidence) -> Ruling:
         max(evidence(COPIES, name=name, status="ok"), key=get_ratio) for name in ("conservative", "proposed")
     )
     which = "the same configuration" if old["config"] == new["config"] else "another one"
-    return decide(is_better(new["ratio"], old["ratio"]), old=old, new=new, which=which)
+    return decide(evidence.is_better(new["ratio"], old["ratio"]), old=old, new=new, which=which)
 
 
 def find_bandwidth(evidence: Evidence, tma: bool) -> list[float]:
@@ -231,7 +246,9 @@ def bandwidth_with_tma(evidence: Evidence, **said: list[float]) -> Ruling:
         for row in evidence("ch07_bulk_fronts", op="copy")
         if row["config"].startswith("bulk")
     ]
-    reached, in_every_order = (all(agrees(each, **said) for each in found) for found in (fastest, orders))
+    reached, in_every_order = (
+        all(evidence.agrees(each, **said) for each in found) for found in (fastest, orders)
+    )
     return decide(reached and in_every_order, reached, fastest=fastest, orders=orders)
 
 
@@ -239,7 +256,7 @@ def bandwidth_with_tma(evidence: Evidence, **said: list[float]) -> Ruling:
 def bandwidth_without_tma(evidence: Evidence, **said: list[float]) -> Ruling:
     """Judge whether copies without TMA reach a share of the peak in this band."""
     percent = find_bandwidth(evidence, tma=False)
-    return decide(all(agrees(each, **said) for each in percent), percent=percent)
+    return decide(all(evidence.agrees(each, **said) for each in percent), percent=percent)
 
 
 @rule
@@ -259,7 +276,7 @@ def pipelines_are_wrong(evidence: Evidence) -> Ruling:
 def product_gains(evidence: Evidence, modes: list[str], **said: float) -> Ruling:
     """Judge whether a product in the fastest of these modes of torch.compile is so many times as fast as eager."""
     speed = [get_ratio(evidence("ch14_compiled_cells", workload="matmul", name=mode)[0]) for mode in modes]
-    return decide(agrees(max(speed), **said), first=speed[0], last=speed[-1])
+    return decide(evidence.agrees(max(speed), **said), first=speed[0], last=speed[-1])
 
 
 @rule
@@ -296,8 +313,8 @@ def flash_attention_gains(evidence: Evidence, names: list[str], **said: list[flo
         )
     over_eager, over_flash = (speed[measured] / speed[other] for other in ("eager", "flash"))
     return decide(
-        agrees(over_eager, **said) and agrees(over_flash, **said),
-        agrees(over_eager, **said),
+        evidence.agrees(over_eager, **said) and evidence.agrees(over_flash, **said),
+        evidence.agrees(over_eager, **said),
         measured=measured,
         over_eager=over_eager,
         over_flash=over_flash,

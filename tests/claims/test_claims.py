@@ -87,8 +87,8 @@ def test_a_figure_of_another_gpu_is_not_refuted_by_an_h200(every):
 
 
 def test_the_policy_names_every_verdict_and_kind():
-    assert all(f"**{verdict}" in trial.POLICY for verdict in judge.VERDICTS)
-    assert all(f"| {kind} |" in trial.POLICY for kind in judge.KINDS)
+    assert all(f"**{verdict}" in trial.make_policy() for verdict in judge.VERDICTS)
+    assert all(f"| {kind} |" in trial.make_policy() for kind in judge.KINDS)
 
 
 def test_a_gain_is_a_lower_bound_and_a_state_has_two_ends():

@@ -9,10 +9,10 @@ checkout. Listed are, the worst first:
 - ratios that fell by more than their spread. A ratio is a speed relative to a peer timed in the same run, so lower is
   worse. Only the ratios of COSTS are times over the peer's, so there higher is worse.
 
-A ratio may fall by the sum of both spreads, and by --margin per cent of the old ratio. The margin is needed because a
-spread describes the rounds of one run, and two runs differ by more. An H200 recorded 557 ratios with a spread twice,
-with the same code and software. 71 of these ratios fell by more than both spreads. With a margin of 2 % there were 7
-such ratios, and with 3 % none. A ratio without a spread comes from a quick timing, and may also fall by QUICK_MARGIN.
+A ratio may fall by the sum of both spreads, and by a margin. The margin is needed because a spread describes the rounds
+of one run, and two runs differ by more. Each kind of measurement has its own: by how much kernels timed against
+themselves in fresh processes differed (the record `itself` of the GPU, else a default of tilelab.records.margins).
+--margin gives one margin for all, in per cent of the old ratio.
 
 A time without a peer is never compared, because the clock of the GPU and the load of the CPU change it. The time of one
 call was 1.8 times as long in the next recording of the same code.
@@ -37,11 +37,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tilelab import cli
-from tilelab.records import environment, gpus, headlines, results
+from tilelab.records import environment, gpus, headlines, margins, results
 from tilelab.runtime import device, files
 
-MARGIN_PERCENT = 3.0
-QUICK_MARGIN = 0.07  # with MARGIN_PERCENT, 2 of 4,489 recordings of the same code fell further
 COSTS = ("ch14_compiled_host_time",)
 SEVERITY = {"ok": 0, "rejected": 1, "failed": 2, "wrong": 2}
 STATUS, VERDICT, MISSING, RATIO = "status", "verdict", "missing", "ratio"
@@ -92,8 +90,16 @@ def _require_same_gpu(old: Records, new: Records) -> None:
 # ---- what became worse
 
 
-def find_problems(old: Records, new: Records, margin_percent: float = MARGIN_PERCENT) -> list[Problem]:
+def list_margins(gpu: str, percent: float | None = None) -> dict[str, float]:
+    """Return by how much a ratio of each kind may fall beyond its spread on a GPU; `percent` is one figure for all."""
+    if percent is None:
+        return margins.find_margins(gpu, [margins.FRESH])
+    return dict.fromkeys(margins.KINDS, percent / 100)
+
+
+def find_problems(old: Records, new: Records, margin_percent: float | None = None) -> list[Problem]:
     """Return what is worse in `new`, the worst first, except for the claims."""
+    allowed = {gpu: list_margins(gpu, margin_percent) for gpu in {gpu for gpu, _ in old}}
     problems, several = [], len({gpu for gpu, _ in old} - {results.NO_GPU.slug}) > 1
     for key, record in old.items():
         name = "/".join(key) if several else key[1]
@@ -106,7 +112,7 @@ def find_problems(old: Records, new: Records, margin_percent: float = MARGIN_PER
             problems.append(Problem(MISSING, name, "; ".join(lost), f"{len(pairs)} rows", fewer))
         for words, before, after in pairs:
             if after is not None:
-                problems += _compare_rows(key[1], name, words, before, after, margin_percent / 100)
+                problems += _compare_rows(key[1], name, words, before, after, allowed[key[0]])
     return sort_problems(problems)
 
 
@@ -116,7 +122,7 @@ def sort_problems(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _compare_rows(
-    experiment: str, name: str, words: str, old: dict, new: dict, margin: float
+    experiment: str, name: str, words: str, old: dict, new: dict, allowed: dict[str, float]
 ) -> list[Problem]:
     was, now = old.get("status", "ok"), new.get("status", "ok")
     if _severity(now) > _severity(was):
@@ -134,9 +140,9 @@ def _compare_rows(
             problems.append(Problem(MISSING, name, label, f"{before:.3f} x {peers[0] or 'the peer'}", found))
         elif after is not None:
             fall, sign = (after - before, "+") if experiment in COSTS else (before - after, "-")
-            allowed = allowed_fall(old, new, key, margin)
-            found = f"{after:.3f} ({after / before - 1:+.1%}, allowed {sign}{allowed / before:.1%})"
-            if fall > allowed:
+            most = allowed_fall(old, new, allowed, key, experiment)
+            found = f"{after:.3f} ({after / before - 1:+.1%}, allowed {sign}{most / before:.1%})"
+            if fall > most:
                 problems.append(Problem(RATIO, name, label, f"{before:.3f}", found, fall / before))
     return problems
 
@@ -145,11 +151,13 @@ def _severity(status: str) -> int:
     return SEVERITY.get(status, 2)
 
 
-def allowed_fall(old: dict, new: dict, key: str = "ratio", margin: float = MARGIN_PERCENT / 100) -> float:
-    """Return by how much the ratio of a row may fall: by both spreads, and by `margin` of the old ratio."""
+def allowed_fall(
+    old: dict, new: dict, allowed: dict[str, float], key: str = "ratio", experiment: str = ""
+) -> float:
+    """Return by how much the ratio of a row may fall: by both spreads, and by the margin of its kind of `allowed`."""
     spreads = [row.get(key.removesuffix("ratio") + "spread") for row in (old, new)]
-    quick = QUICK_MARGIN if None in spreads else 0.0
-    return sum(filter(None, spreads)) + (margin + quick) * old[key]
+    kind = margins.QUICK if None in spreads else margins.classify(old, experiment)
+    return sum(filter(None, spreads)) + allowed[kind] * old[key]
 
 
 # ---- claims
@@ -267,12 +275,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--margin",
         type=float,
-        default=MARGIN_PERCENT,
         metavar="PERCENT",
-        help=f"how far a ratio may fall beyond its spread (default: {MARGIN_PERCENT:g})",
+        help="how far a ratio may fall beyond its spread (default: by its kind, as the record `itself` says)",
     )
     options = parser.parse_args(arguments)
-    if not 0 <= options.margin <= 100:
+    if options.margin is not None and not 0 <= options.margin <= 100:
         parser.error(f"--margin must be from 0 to 100; it is {options.margin:g}.")
     only = headlines.EXPERIMENTS if options.headlines else ()
     if len(options.folders) != (0 if options.stacks or options.folder or options.environment else 2):
@@ -291,9 +298,13 @@ def main(arguments: list[str] | None = None) -> int:
         old, new = (read_records(folder, only) for folder in options.folders)
         _require_same_gpu(old, new)
         problems = sort_problems([*find_problems(old, new, options.margin), *find_changed_verdicts(old, new)])
+        gpu_names = sorted({gpu for gpu, _ in old} - {results.NO_GPU.slug}) or [results.NO_GPU.slug]
+        of_kinds = dict.fromkeys(margins.describe_margins(list_margins(gpu)) for gpu in gpu_names)
+        allowed = "; ".join(of_kinds) if options.margin is None else f"{options.margin:g} %"
     except (OSError, ValueError) as error:
         parser.error(f"{device.first_line(error).rstrip('.')}.")
-    print(f"{describe(old, new)}\n{tabulate(problems)}")
+    print(describe(old, new))
+    print(f"A ratio may fall by both spreads and a margin: {allowed}.\n{tabulate(problems)}")
     return int(bool(problems))
 
 

@@ -6,7 +6,9 @@ kind of measurement and per way in which two timings lie apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from tilelab.records import results
 
 EXPERIMENT = "itself"
 PRODUCT, COPY, GRAPH, QUICK, HOST = "product", "copy", "graph", "quick", "host"
@@ -19,8 +21,7 @@ KINDS = {  # what each kind is, in words
 }
 INTERLEAVED, AFTER, FRESH = "interleaved", "after each other", "fresh processes"
 WAYS = (INTERLEAVED, AFTER, FRESH)
-DEFAULT = {INTERLEAVED: 0.02, AFTER: 0.02, FRESH: 0.03}  # for a GPU that has no record
-DEFAULT_QUICK = {INTERLEAVED: 0.05, AFTER: 0.05, FRESH: 0.10}  # of QUICK and HOST
+DEFAULTS = {PRODUCT: 0.03, COPY: 0.03, GRAPH: 0.03, QUICK: 0.1, HOST: 0.1}  # on a GPU without the record
 GRAPH_BELOW_MS = 0.1  # as bench.GRAPH_BELOW_US
 
 
@@ -28,8 +29,33 @@ def classify(row: Mapping, experiment: str = "") -> str:
     """Return the kind of measurement that a row of a record holds."""
     if "ms" not in row and "us" in row:
         return HOST
-    if row.get("spread") is None or experiment.endswith(("_sweep", "_layers")):
+    is_peer = row.get("ratio") == 1  # which is not timed against itself, and so has no spread
+    if (row.get("spread") is None and not is_peer) or experiment.endswith(("_sweep", "_layers")):
         return QUICK
     if row.get("ms", 1) < GRAPH_BELOW_MS:
         return GRAPH
     return COPY if "gbps" in row and "tflops" not in row else PRODUCT
+
+
+def find_margins(gpu: str, ways: Iterable[str] = WAYS) -> dict[str, float]:
+    """Return the margin of each kind on a GPU, a folder of results/: the largest difference in one of these ways.
+
+    DEFAULTS hold where there is no record. ValueError for one that lacks a figure.
+    """
+    try:
+        rows = results.load(EXPERIMENT, gpu)["rows"]
+    except FileNotFoundError:
+        return DEFAULTS
+    try:
+        return {
+            kind: max(row["largest"] for row in rows if row["kind"] == kind and row["way"] in ways)
+            for kind in KINDS
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the record {EXPERIMENT} of {gpu} lacks a difference ({error}).") from error
+
+
+def describe_margins(found: Mapping[str, float]) -> str:
+    """Return the margins in words: "product 1.2 %, copy 0.4 %, …", and where they come from."""
+    origin = "a default" if found is DEFAULTS else f"the record `{EXPERIMENT}`"
+    return f"{', '.join(f'{kind} {margin:.1%}' for kind, margin in found.items())} ({origin})"

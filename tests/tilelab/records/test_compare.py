@@ -38,7 +38,9 @@ def change(path, edit):
 def run(folders, capsys, *options):
     """The exit status, and the lines that are printed."""
     status = compare.main([str(folders / "old"), str(folders / "new"), *options])
-    return status, capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.pop(2).startswith("A ratio may fall by both spreads and a margin: ")
+    return status, lines
 
 
 def scale_ratio(factor, row=0):
