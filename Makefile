@@ -68,7 +68,8 @@ $(READY): requirements.txt requirements.lock pyproject.toml
 
 # What 19_ch14_languages needs beside CuTe DSL and the libraries, which are in the extra `peers`. It lies in a folder of its
 # own, because TileLang wants an older apache-tvm-ffi than CuTe DSL, and cuTile newer compilers than torch.
-LANGUAGES := tilelang==0.1.15 apache-tvm-ffi==0.1.12 torch-c-dlpack-ext==0.1.5 z3-solver==4.15.4.0 helion==1.5.1 filecheck==1.0.6
+LANGUAGES := tilelang==0.1.15 apache-tvm-ffi==0.1.12 torch-c-dlpack-ext==0.1.5 z3-solver==4.15.4.0 helion==1.5.1 filecheck==1.0.6 rich==14.3.3
+LANGUAGES += markdown-it-py==4.0.0 mdurl==0.1.2
 LANGUAGES += cuda-tile==1.7.0 nvidia-cuda-tileiras==13.5.37 nvidia-nvvm==13.5.37 nvidia-cuda-nvcc==13.5.37
 languages: $(READY)
 	.venv/bin/uv pip install -q -e .[peers]

@@ -17,7 +17,7 @@ def make_launch(gemm):
     """Return a function for CuTe's compiler that makes layouts and tensor maps and launches the kernel `gemm`."""
 
     @cute.jit
-    def launch(A, B, C, stream: driver.CUstream, tile: cutlass.Constexpr, stages: cutlass.Constexpr):
+    def launch(A, B, C, bias, stream: driver.CUstream, tile: cutlass.Constexpr, stages: cutlass.Constexpr):
         k_major, rows = OperandMajorMode.K, LayoutEnum.ROW_MAJOR
         warp_groups, size = (tile[0] // 64, 1, 1), (64, tile[1])
         mma = hopper.make_trivial_tiled_mma(BFloat16, BFloat16, k_major, k_major, Float32, warp_groups, size)
@@ -31,7 +31,8 @@ def make_launch(gemm):
         store_c, C = cpasync.make_tiled_tma_atom(store, C, c, tile[:2])
         grid = (cute.ceil_div(C.shape[0], tile[0]), cute.ceil_div(C.shape[1], tile[1]), 1)
         threads = 2 * tile[0] + 32  # 128 per 64 rows, and a warp that loads
-        gemm(mma, load_a, A, load_b, B, store_c, C, (a, b, c), tile).launch(
+        more = (bias,) if cutlass.const_expr(bias is not None) else ()
+        gemm(mma, load_a, A, load_b, B, store_c, C, *more, (a, b, c), tile).launch(
             grid=grid, block=(threads, 1, 1), stream=stream
         )
 
@@ -50,12 +51,19 @@ def wrap(matrix):
     return tensor.mark_compact_shape_dynamic(mode=1, divisibility=8)
 
 
+def wrap_vector(vector=None):
+    return vector if vector is None else from_dlpack(vector, assumed_align=16).mark_layout_dynamic()
+
+
 @functools.cache
-def compile_gemm(gemm, tile, stages):
-    like = wrap(torch.empty(8, 8, dtype=torch.bfloat16))
-    return cute.compile(make_launch(gemm), like, like, like, driver.CUstream(0), tile, stages)
+def compile_gemm(gemm, tile, stages, biases):
+    matrix, bias = wrap(torch.empty(8, 8, dtype=torch.bfloat16)), [torch.empty(8)] * biases
+    tensors = matrix, matrix, matrix, wrap_vector(*bias)
+    return cute.compile(make_launch(gemm), *tensors, driver.CUstream(0), tile, stages)
 
 
-def prepare(gemm, a, b, out, tile, stages):
-    kernel, tensors = compile_gemm(gemm, tuple(tile), stages), [wrap(each) for each in (a, b.T, out)]
+def prepare(gemm, a, b, *more, tile, stages):
+    *bias, out = more  # only an exercise has a bias
+    kernel = compile_gemm(gemm, tuple(tile), stages, len(bias))
+    tensors = wrap(a), wrap(b.T), wrap(out), wrap_vector(*bias)
     return lambda: kernel(*tensors, driver.CUstream(torch.cuda.current_stream().cuda_stream))

@@ -5,6 +5,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+group_barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # Triton 3.7 renamed it
+
 
 @gluon.jit
 def play_role(PRODUCE: gl.constexpr, GROUP_M: gl.constexpr, K, a_desc, b_desc, c_desc, a, b, c, full, empty):
@@ -40,7 +42,7 @@ def play_role(PRODUCE: gl.constexpr, GROUP_M: gl.constexpr, K, a_desc, b_desc, c
             tma.store_wait(0)  # the tile before has left shared memory
             c.store(acc.to(gl.bfloat16))
             hopper.fence_async_shared()
-            gl.thread_barrier()
+            group_barrier()
             tma.async_copy_shared_to_global(c_desc, [m, n], c)
     if not PRODUCE:
         tma.store_wait(0)

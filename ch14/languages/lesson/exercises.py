@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
 from ch14.languages import TITLES, configs
 from ch14.languages.lesson import experiments
 from tilelab.cells import cuda_magic, lesson
+from tilelab.emulator import gluon
 from tilelab.measure.check import make_checker
 from tilelab.runtime import device
 
-# The languages whose file also holds the launch, and CUDA C++, whose launch passes `bias` as a last argument.
-CHOICE = ("cuda", "triton", "tilelang", "cutile", "helion")
 CASES = {"cpu": [(200, 264, 136), (1, 136, 72)], "cuda": [(300, 264, 136), (2048, 1496, 512)]}  # (M, N, K)
 SMALL = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3, "GROUP_M": 2}
+SMALL_RING = {"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 64, "STAGES": 3, "GROUP_M": 2}
 LISTINGS = ("helion", "cutile")  # whose SASS the last exercise shows, in this order
 
 
@@ -49,32 +51,43 @@ def prepare_cuda(text: str):
     return prepare
 
 
+def prepare_text(name: str, text: str):
+    """Return the `prepare(a, b, bias, out)` of a cell in CUDA C++, Triton or Gluon, which run without a GPU, too."""
+    if name == "cuda":
+        return prepare_cuda(text)
+    names = lesson.define(text)
+    if name == "triton":
+        return functools.partial(names["prepare"], **SMALL)
+    from ch14.languages.kernels import gluon_host
+
+    gluon.enable()
+    return functools.partial(gluon_host.prepare, names["gemm"], **SMALL_RING)
+
+
 def check_epilogue(name: str, text: str) -> None:
     """Raise AssertionError unless a kernel adds a bias and applies SiLU, on ragged sizes, wherever it can run."""
-    if name not in CHOICE:
-        raise ValueError(f"choose one of {', '.join(CHOICE)}; it is {name!r}")
-    if ("__global__" if name == "cuda" else "def prepare") not in text:
+    if name not in TITLES:
+        raise ValueError(f"choose one of {', '.join(TITLES)}; it is {name!r}")
+    if {"cuda": "__global__", "gluon": "def gemm", "cute": "def gemm"}.get(name, "def prepare") not in text:
         raise NotImplementedError
-    if name == "cuda":
-        lesson.require_launch(prepare_cuda(text), CASES, make_case, spec)
-    elif name == "triton":
-        prepare = lesson.define(text)["prepare"]
-        lesson.require_launch(lambda *tensors: prepare(*tensors, **SMALL), CASES, make_case, spec)
-    else:
-        assert device.current().has_tma, (
-            f"without a GPU only cuda and triton can be checked, not {TITLES[name]}"
-        )
-        with experiments.start_text(name, text) as language:
-            config = configs.CONFIGS[name][0]
+    has_gpu = device.current().has_tma
+    if name in ("cuda", "triton") or (name == "gluon" and not has_gpu):
+        return lesson.require_launch(prepare_text(name, text), CASES, make_case, spec)
+    config = configs.CONFIGS[name][0]
+    with experiments.start_text(name, text) as language:
+        if has_gpu:
             found = language.ask("check", 120, config=config, shapes=CASES["cuda"], epilogue=True)
-        assert found["status"] == "ok", found.get("reason") or "the result is wrong"
+        else:
+            found = language.ask("compile", 240, config=config, epilogue=True)
+    assert found["status"] == "ok", found.get("reason") or "the result is wrong"
+    assert has_gpu, "it compiles for Hopper, but only a GPU can say whether its result is right"
 
 
 def check_spill(config: dict) -> None:
     """Raise AssertionError unless a configuration of cuTile keeps more sums per thread than there are registers."""
     if not config:
         raise NotImplementedError
-    assert config in configs.CONFIGS["cutile"], "it must be one of configs.CONFIGS['cutile']"
+    assert config in configs.CONFIGS["cutile"], "it must be one of cuTile's 24 configurations"
     sums = (
         config["BLOCK_M"] * config["BLOCK_N"] / (32 * config["num_worker_warps"]) / config.get("num_ctas", 1)
     )

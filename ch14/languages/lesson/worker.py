@@ -9,6 +9,7 @@ TILES_LANGUAGES and TILES_PEERS may name folders of unpacked wheels, where its p
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import glob
 import importlib
@@ -66,11 +67,15 @@ def set_up(name: str) -> None:
         folder = f"{sys.prefix}/languages"
     if folder and name not in ("cuda", "triton", "gluon"):
         site.addsitedir(os.path.abspath(folder))
+        if name in OWN_FOLDER:  # TileLang's apache-tvm-ffi goes before the newer one of CuTe DSL
+            sys.path.insert(0, os.path.abspath(folder))
     if name == "cutile":  # its own ptxas must be found before the machine's, which may be older
         for variable in ("CUDA_HOME", "CUDA_PATH"):
             os.environ.pop(variable, None)
         if folder:
             os.environ["PATH"] = f"{os.path.abspath(folder)}/nvidia/cu13/bin:{os.environ['PATH']}"
+    if name == "cute":  # which is read when CuTe DSL is imported; without a GPU it would be a Blackwell
+        os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
     os.environ |= {"TRITON_CACHE_DIR": f"{DUMP}/triton", "TILELANG_CACHE_DIR": f"{DUMP}/tilelang"}
     os.environ |= {
         "CUTE_DSL_KEEP": "cubin",
@@ -265,9 +270,16 @@ class Worker:
             return row | {"reason": "the compiled kernel was not found"}
         listing = [line.strip() for line in cubin.sass(code).splitlines() if INSTRUCTIONS.search(line)]
         listing = [re.sub(r"/\*.*?\*/|;", "", line).strip() for line in listing][:40]
-        return (
-            row | cubin.read_resources(code) | {"counts": dict(cubin.sass_counts(code)), "listing": listing}
-        )
+        return row | summarize(code) | {"listing": listing}
+
+    def compile(self, config: dict, epilogue: bool = False) -> dict:
+        """Compile the kernel for 4096 cubed and sm_90a without a GPU; return registers, spills and instructions."""
+        import torch
+
+        a, weight, out = (torch.empty(4096, 4096, dtype=torch.bfloat16) for _ in range(3))
+        tensors = a, weight.T, *([torch.empty(4096)] if epilogue else []), out
+        code = compile_for_hopper(self, tensors, config)
+        return {"status": "ok", "reason": ""} | summarize(code)
 
     def find_cubin(self, tensors, config: dict, result) -> bytes | None:
         """Return the compiled kernel of the launch that has just returned `result`, where it can be found."""
@@ -280,27 +292,96 @@ class Worker:
             return result.asm["cubin"]
         if self.name == "cutile":
             return export_cutile(self.prepare, tensors, config)
-        kinds = {"cute": "cute/**/*.cubin", "helion": "triton/**/*.cubin", "tilelang": "tilelang/**/*.cubin"}
-        files = glob.glob(f"{DUMP}/{kinds.get(self.name, 'none')}", recursive=True)
-        return pathlib.Path(max(files, key=os.path.getmtime)).read_bytes() if files else None
+        return find_newest_cubin(self.name)
+
+
+def find_newest_cubin(name: str) -> bytes | None:
+    """Return the cubin that CuTe DSL, Helion or TileLang has written last."""
+    kinds = {"cute": "cute/**/*.cubin", "helion": "triton/**/*.cubin", "tilelang": "tilelang/**/*.cubin"}
+    files = glob.glob(f"{DUMP}/{kinds.get(name, 'none')}", recursive=True)
+    return pathlib.Path(max(files, key=os.path.getmtime)).read_bytes() if files else None
+
+
+def summarize(code: bytes) -> dict:
+    """Return registers, spills and static shared memory of a cubin, and its counts of instructions."""
+    from tilelab.runtime import cubin
+
+    return cubin.read_resources(code) | {"counts": dict(cubin.sass_counts(code))}
+
+
+def compile_for_hopper(worker: Worker, tensors, config: dict) -> bytes:
+    """Return the cubin for sm_90a of what would be launched; the tensors lie on the CPU."""
+    name, prepare = worker.name, worker.prepare
+    if name == "cuda":
+        from ch14.languages.kernels import cuda_host
+
+        return cuda_host.compile_kernel(worker.path, "sm_90a", **config)
+    if name == "cutile":
+        return export_cutile(prepare, tensors, config)
+    if name == "cute":
+        prepare(*tensors, **config)
+        return find_newest_cubin(name)
+    if name == "tilelang":
+        from tilelang import tvm
+
+        with tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}):
+            prepare(*tensors, **config)
+        return find_newest_cubin(name)
+    from tilelab.cells import triton_cell
+    from tilelab.runtime import build
+
+    job = triton_cell.job_of(
+        triton_cell.record_launch(lambda *given: prepare(*given, **config), tensors), "sm_90a"
+    )
+    module, _, function = job.kernel.rpartition(":")  # the module that Helion wrote is known by its file
+    where = getattr(sys.modules.get(module), "__file__", module)
+    report = build.build_one(dataclasses.replace(job, kernel=f"{where}:{function}"))
+    if not report.cubin:
+        raise RuntimeError(report.reason)
+    return report.cubin
 
 
 def export_cutile(prepare, tensors, config: dict) -> bytes:
     """Return the cubin of a cuTile kernel, compiled again for the arguments that its launch takes."""
     import cuda.tile as ct
     import torch
-    from cuda.tile.compilation import CallingConvention, KernelSignature, export_kernel
+    from cuda.tile.compilation import ArrayConstraint, CallingConvention, KernelSignature, export_kernel
 
-    seen, launch = [], ct.launch
+    def describe(value):
+        """Say of an argument what cuTile finds out about one on a GPU: rows of whole 16 bytes, side by side."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        *rows, last = range(value.ndim)
+        return ArrayConstraint(
+            getattr(ct, str(value.dtype).removeprefix("torch.")),
+            value.ndim,
+            index_dtype=ct.int32,
+            stride_lower_bound_incl=0,
+            alias_groups=(),
+            may_alias_internally=False,
+            stride_constant=[None for _ in rows] + [1],
+            stride_divisible_by=[16 for _ in rows] + [1],
+            shape_divisible_by=16,
+            base_addr_divisible_by=16,
+        )
+
+    seen, launch, stream = [], ct.launch, torch.cuda.current_stream
     ct.launch = lambda stream, grid, *kernel_and_arguments: seen.extend(kernel_and_arguments)
+    here = tensors[0].is_cuda
+    if not here:
+        torch.cuda.current_stream = lambda *_: None
     try:
         prepare(*tensors, **config)()
     finally:
-        ct.launch = launch
+        ct.launch, torch.cuda.current_stream = launch, stream
     kernel, arguments = seen
-    signature = KernelSignature.from_kernel_args(kernel, arguments, CallingConvention.cutile_python_v1())
-    file, (major, minor) = io.BytesIO(), torch.cuda.get_device_capability()
-    export_kernel(kernel, [signature], file, gpu_code=f"sm_{major}{minor}", output_format="cubin")
+    convention, file = CallingConvention.cutile_python_v1(), io.BytesIO()
+    if here:
+        signature = KernelSignature.from_kernel_args(kernel, arguments, convention)
+    else:
+        signature = KernelSignature([describe(each) for each in arguments], convention)
+        signature = signature.with_mangled_symbol("gemm")
+    export_kernel(kernel, [signature], file, gpu_code="sm_90", output_format="cubin")
     return file.getvalue()
 
 
