@@ -57,7 +57,7 @@ class Fp8Config:
             ("num_stages", 3, 16),
             ("splits", 1, MAX_SPLITS),
             ("group_m", 1, 4096),
-            ("epilogue_warps", 0, 3),
+            ("epilogue_warps", 0, 7),
         ):
             value = getattr(self, name)
             if type(value) is not int or not lowest <= value <= highest:
@@ -79,6 +79,11 @@ class Fp8Config:
             raise ValueError("three consumers have registers for one scratch each, not for two.")
         if self.epilogue_warps and self.splits > 1:
             raise ValueError("epilogue warps cannot add the sums of splits: splits must be 1.")
+        if self.epilogue_warps > (3 if self.consumers == 3 else 4 * self.consumers):
+            raise ValueError(
+                f"{self.consumers} consumers have work for four epilogue warps each, and three leave registers for "
+                f"three; epilogue_warps is {self.epilogue_warps}."
+            )
         if self.smem_bytes > 232448:
             raise ValueError(
                 f"{self} needs {self.smem_bytes:,} B of shared memory per block; Hopper has 232,448: take "
@@ -96,7 +101,7 @@ class Fp8Config:
 
     @property
     def threads(self) -> int:
-        return 128 * (1 + self.consumers)
+        return 128 * (1 + self.consumers + (self.epilogue_warps > 3))
 
     @property
     def smem_bytes(self) -> int:
@@ -181,6 +186,11 @@ TILES = (
     *((2, 1, columns) for columns in (144, 160)),
     *((3, 1, columns) for columns in (64, 96, 112, 128)),
 )
+
+
+def choose_epilogue_warps(consumers: int, block_n: int) -> int:
+    """Return how many epilogue warps suit a tile of 64 x `consumers` rows: one for each 2,048 elements."""
+    return min(4 * consumers, consumers * block_n // 32, 3 if consumers == 3 else 7)
 
 
 @functools.cache

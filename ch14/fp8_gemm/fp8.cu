@@ -14,8 +14,9 @@
 //
 // During step 2 the tensor core multiplies for another consumer, or into a second scratch. With SPLIT, several CTAs
 // share the K steps of a tile and the last one adds their sums. With EPILOGUE_WARPS, the consumers hand their sums over
-// in shared memory. Warps that the producer's group has to spare then apply bias and activation, and store, while the
-// consumers multiply the next tile. Source: DeepSeek-V3, section 3.3.2 (arXiv 2412.19437).
+// in shared memory. Other warps then apply bias and activation, and store, while the consumers multiply the next tile.
+// The producer's group has three warps to spare; for more, there is a second group before the consumers. Source:
+// DeepSeek-V3, section 3.3.2 (arXiv 2412.19437).
 //
 // A tile may reach past the ends of M and N. There TMA loads zeros and stores nothing. N is a multiple of 8, because
 // TMA stores rows of whole 16 bytes, and of 128 if C is MXFP8.
@@ -31,7 +32,7 @@
 //   ACTIVATION      0, 1 (SiLU) or 2 (GELU)
 //   MX              1: C is MXFP8, with scales in `c_scales`; 0: it is bf16
 //   CLUSTER         CTAs, one below the other in C, that load B together: each a part, for all of them
-//   EPILOGUE_WARPS  warps that store C instead of the consumers, 0 to 3; above 0, SPLIT and MX are 0
+//   EPILOGUE_WARPS  warps that store C instead of the consumers, 0 to 7; above 0, SPLIT and MX are 0
 //
 // Build it by hand with
 //   nvcc -cubin -arch=sm_90a -std=c++17 -I tilelab/include -DBLOCK_N=128 -DCONSUMERS=2 -DSCRATCH=2 -DSTAGES=5 -DSPLIT=0
@@ -56,10 +57,19 @@ constexpr u32 ROWS_BYTES = 16 * 128, ALL_ROWS_BYTES = EPILOGUE_WARPS * BUFFERS *
 constexpr u32 STAGED_BYTES =
     EPILOGUE_WARPS ? ALL_ROWS_BYTES + SLOTS * SLOT_VECTORS * 16 : CONSUMERS * BUFFERS * SUBTILE_BYTES;
 constexpr u32 BARRIER_BYTES = 16 * (STAGES + SLOTS);
-constexpr int THREADS = 128 * (1 + CONSUMERS);
-// Epilogue warps need 56 registers per thread, and all four warps of their group get them.
-constexpr int FIRST_GROUP_REGISTERS = EPILOGUE_WARPS ? 56 : PRODUCER_REGISTERS;
-constexpr int CONSUMER_REGISTERS = consumer_registers(CONSUMERS, 1) - (EPILOGUE_WARPS ? 8 : 0);
+constexpr int FIRST_CONSUMER = EPILOGUE_WARPS > 3 ? 2 : 1;  // the groups before it load, and store C
+constexpr int THREADS = 128 * (FIRST_CONSUMER + CONSUMERS);
+// Epilogue warps need 48 registers per thread or more, and all four warps of a group get as many. The consumers share
+// the rest of what the CTA starts with.
+constexpr int FIRST_GROUP_REGISTERS = EPILOGUE_WARPS > 3 ? CONSUMERS == 1 ? 128
+                                                           : BLOCK_N > 64 ? 48
+                                                                          : 80
+                                      : EPILOGUE_WARPS   ? 56
+                                                         : PRODUCER_REGISTERS;
+constexpr int CONSUMER_REGISTERS = EPILOGUE_WARPS <= 3 ? consumer_registers(CONSUMERS, 1) - (EPILOGUE_WARPS ? 8 : 0)
+                                   : CONSUMERS == 1    ? 240
+                                                       : 256 - FIRST_GROUP_REGISTERS;
+static_assert(EPILOGUE_WARPS <= 3 || CONSUMERS <= 2, "three consumers leave no registers for a second group");
 static_assert(BLOCK_N % (8 * CLUSTER) == 0, "the swizzle repeats every eight rows, so each part of B has whole ones");
 static_assert(STAGES > 2, "one stage is added, the next multiplied, and a third loaded at the same time");
 static_assert(BLOCK_N == 128 || BLOCK_N % 16 == 0 && BLOCK_N <= 160 && !MX, "a subtile of MXFP8 is 128 columns wide");
@@ -338,7 +348,7 @@ struct Scales {
 // A consumer multiplies the steps of `work`, and adds each scaled block to `acc`. `warp` is the warp of the CTA.
 __device__ __forceinline__ void consume(float (&acc)[SUMS], const Memory& memory, Ring<STAGES>& state,
                                         const float* scale_b, const Work& work, int steps, int N, u32 warp) {
-    const u32 consumer = warp / 4 - 1, lane = threadIdx.x % 32;
+    const u32 consumer = warp / 4 - FIRST_CONSUMER, lane = threadIdx.x % 32;
     const u32 upper_row = consumer * ROWS + warp % 4 * 16 + lane / 4;  // this thread also holds the row 8 below
     const int block = work.column / BLOCK, columns_left = (block + 1) * BLOCK - work.column;
     const float* tile_scale_b = scale_b + static_cast<u64>(block) * steps;
@@ -458,7 +468,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int count = works.count(), begin = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
     Ring<STAGES> state;
     u32 stored = 0, slot_phase = 0;
-    if (group == 0) {
+    if (group < FIRST_CONSUMER) {
         warpgroup_reg_dealloc<FIRST_GROUP_REGISTERS>();
         if (threadIdx.x == 0) {
             for (int id = begin; id < count; id += stride)
@@ -470,7 +480,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        const u32 consumer = group - 1, staged = memory.staged + consumer * BUFFERS * SUBTILE_BYTES;
+        const u32 consumer = group - FIRST_CONSUMER, staged = memory.staged + consumer * BUFFERS * SUBTILE_BYTES;
         float acc[SUMS];
         // Both consumers begin together. With the second 2 or 4 blocks later, the epilogue of one overlaps with the
         // products of the other. On an H200 that was slower for a short K and for MXFP8, and nowhere faster.

@@ -6,6 +6,7 @@ which one suits a shape. Source: Triton's persistent matmul tutorial; CUTLASS's 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,17 @@ import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ch14.gemm import choice, kernels, operator
-from ch14.gemm.configs import ITEMSIZE, SETS, GemmConfig, configs, job, parse, rank_configs, rejection
+from ch14.gemm.configs import (
+    ITEMSIZE,
+    SETS,
+    GemmConfig,
+    apply_switch,
+    configs,
+    job,
+    parse,
+    rank_configs,
+    rejection,
+)
 from ch14.gemm.kernels import gemm_persistent_kernel, gemm_plain_kernel, gemm_split_kernel
 from tilelab.runtime import device, operators, provenance, triton_launch, tuned, workspace
 from tilelab.runtime.operands import (
@@ -146,6 +157,7 @@ def _plan(a, b, scale_a, scale_b, out, config) -> Plan:
     skipped: dict[GemmConfig, str] = {}
     cause = None
     for candidate, why in _list_choices(config, shape, dtype, b_k_major, target, sms):
+        candidate = apply_switch(candidate)
         if candidate in skipped:
             continue
         if reason := rejection(candidate, target, dtype):
@@ -191,11 +203,15 @@ def bind_config(
         programs = min(constants.get("PROGRAMS", 1 << 30), config.tiles(*shape[:2]) * config.splits)
         positions = {"a": 1, "b": 0, "c": 4} if config.swap else {"a": 0, "b": 1, "c": 4}
         named: dict[str, Any] = {}
+        constants["ALIGNMENT"] = math.gcd(16, *shape[1:]) if config.pointers else 1
         for name, block in config.blocks(b_k_major).items():
             matrix = {0: a, 1: stored_b, 4: out}[positions[name[0]]]
-            named[name] = block and TensorDescriptor(
-                matrix, list(matrix.shape), [row_stride(matrix), 1], block
-            )
+            stride = row_stride(matrix)
+            arguments[f"stride_{name[0]}"] = stride if config.pointers else None
+            if block and config.pointers:
+                named[name] = matrix
+            else:
+                named[name] = block and TensorDescriptor(matrix, list(matrix.shape), [stride, 1], block)
             follows[name] = positions[name[0]]
         if config.kernel == "split":
             named |= dict(zip(("parts_ptr", "arrivals_ptr"), _make_workspace(config, shape, a.device)))
@@ -266,7 +282,8 @@ def gemm(
     and for other layouts, the model of the course expects to be fastest), a set ("conservative", "proposed",
     "course"), the name of a configuration (`configs.parse`) or a GemmConfig. If no configuration of a set can run, gemm
     warns and falls back to a conservative one. The environment variable TILES_GEMM_CONFIG, a set or a name, replaces
-    "best" when the first call with such tensors is planned.
+    "best" when the first call with such tensors is planned. TILES_TMA=0 makes every configuration move its tiles by
+    pointers, for comparison.
 
     Under torch.compile and where autograd records, this is the operator torch.ops.tiles.gemm. It has a backward pass
     for bfloat16 and float16, and its `config` is a name.

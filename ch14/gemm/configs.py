@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilelab.runtime import device, spoken
@@ -31,6 +32,7 @@ PHRASES = {
     "programs_per_sm": "{} per SM",
     "pdl": "early",
     "group_m": "groups of {}",
+    "pointers": "by pointers",
 }
 # The field note's spelling: "128,256,64,8,4 persistent".
 _NOTE_NAME = re.compile(r"(\d{1,9}),(\d{1,9}),(\d{1,9}),(\d{1,9}),(\d{1,9})( [a-z]+)?")
@@ -49,6 +51,8 @@ class GemmConfig:
     accumulators: 320 columns are 256 + 64, 144 are 128 + 16, and 208 are 128 + 64 + 16. With `swap` they compute C
     transposed: block_m counts columns of C, and block_n its rows. A part has 16 columns or more, because Triton does
     not use wgmma for eight.
+
+    With `pointers` the threads load and store the same tile themselves, without TMA.
     """
 
     block_m: int
@@ -63,6 +67,7 @@ class GemmConfig:
     pdl: bool = False
     splits: int = 1
     swap: bool = False
+    pointers: bool = False
 
     def __post_init__(self):
         allowed = {
@@ -152,7 +157,7 @@ class GemmConfig:
             EPILOGUE_SUBTILE=self.epilogue_subtile,
         )
         if self.kernel == "plain":
-            return values
+            return values | dict(POINTERS=self.pointers)
         values |= dict(EXTRA_N=self.columns[1], LAST_N=self.columns[2], SWAP=self.swap, PDL=self.pdl)
         values |= dict(A_K_MAJOR=b_k_major or not self.swap)
         return values | (dict(PROGRAMS=sms * self.programs_per_sm) if self.kernel == "persistent" else {})
@@ -188,6 +193,14 @@ class GemmConfig:
 SMEM_SLACK = 4352
 # Beside its accumulator a thread holds addresses, phases and loop state: ptxas asks for 154 where the former is 128.
 REGISTERS_BESIDE_ACCUMULATOR = 26
+
+
+def apply_switch(config: GemmConfig) -> GemmConfig:
+    """Return a configuration as the environment variable TILES_TMA wants it: with 0, its tile moves by pointers."""
+    switch = os.environ.get("TILES_TMA") or "1"
+    if switch not in ("0", "1"):
+        raise ValueError(f"TILES_TMA must be 0 (move tiles by pointers) or 1 (by TMA); it is {switch!r:.40}.")
+    return config if switch == "1" else replace(config, pointers=True)
 
 
 def rejection(config: GemmConfig, target: str, dtype: str) -> str:
@@ -389,19 +402,28 @@ def job(
     element, of_c = _TRITON_TYPES[dtype], _TRITON_TYPES["bf16" if dtype == "fp8" else dtype]
     constants = config.constants(sms, b_k_major)
     scales = ("scale_a_ptr", "scale_b_ptr")
-    sizes = dict(zip("MNK", mnk))
+    (_, n, k), sizes = mnk, dict(zip("MNK", mnk))
+    of_b = k if b_k_major else n
+    strides = {"stride_a": of_b, "stride_b": k} if config.swap else {"stride_a": k, "stride_b": of_b}
+    strides |= {"stride_c": n}
+    specialised = {}
     if config.kernel == "plain":
         pointers = {"a_ptr": f"*{element}", "b_ptr": f"*{element}", "c_ptr": f"*{of_c}"}
-        _, n, k = mnk
-        sizes |= {"stride_a": k, "stride_b": k if b_k_major else n, "stride_c": n}
+        specialised = sizes = sizes | strides
     else:
         blocks = config.blocks(b_k_major)
-        pointers = {
-            name: f"tensordesc<{of_c if name.startswith('c') else element}{block}>"
-            for name, block in blocks.items()
-            if block
-        }
+        pointers = {}
+        for name, block in blocks.items():
+            kind = of_c if name.startswith("c") else element
+            pointers |= (
+                {name: f"*{kind}" if config.pointers else f"tensordesc<{kind}{block}>"} if block else {}
+            )
         constants |= {name: None for name, block in blocks.items() if not block}
+        if config.pointers:
+            specialised, sizes = strides, sizes | strides
+            constants["ALIGNMENT"] = math.gcd(16, n, k)
+        else:
+            constants |= dict.fromkeys(strides) | {"ALIGNMENT": 1}
         if config.kernel == "split":
             pointers |= {"parts_ptr": "*fp32", "arrivals_ptr": "*i32"}
             sizes |= {"splits": config.splits}
@@ -409,11 +431,10 @@ def job(
         pointers |= dict.fromkeys(scales, "*fp32")
     else:
         constants |= dict.fromkeys(scales)
-    specialised = sizes if config.kernel == "plain" else {}
     constants |= {name: 1 for name, size in specialised.items() if size == 1}
     signature = pointers | {name: "i32" for name in sizes if name not in constants}
     aligned = [
-        *(name for name in pointers if name.endswith("ptr")),
+        *(name for name, kind in pointers.items() if kind.startswith("*")),
         *(x for x in specialised if sizes[x] % 16 == 0),
     ]
     return Job(

@@ -18,6 +18,9 @@ programs share the steps of a tile, and the last one that is done adds up their 
 
 With SWAP the last two kernels compute C^T = B^T A^T. The caller exchanges A with B^T and M with N, and the store
 transposes the tile. wgmma takes 64 rows, but as few as 16 columns in Triton, so a tile may be as narrow as A has rows.
+
+Without TMA (`GemmConfig.pointers`), the arguments that are called descriptors are pointers. The threads then compute
+addresses and masks, and copy the same tiles, so that a reader can time what TMA brings.
 Source: Triton's persistent matmul tutorial; CUTLASS's tile rasters.
 """
 
@@ -59,41 +62,65 @@ def split_columns(tile):
 
 
 @triton.jit
-def store_part(c_desc, part, m, n, SWAP: tl.constexpr):
-    if SWAP:
-        c_desc.store([n, m], part.to(c_desc.dtype).T)
-    else:
-        c_desc.store([m, n], part.to(c_desc.dtype))
+def locate(row, column, rows, columns, stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    # Return the offsets of a tile's elements in a matrix of rows x columns, and a mask of those inside.
+    at_row = row + tl.arange(0, HEIGHT)[:, None]
+    at_column = column + tl.arange(0, WIDTH)[None, :]
+    return at_row.to(tl.int64) * stride + at_column, (at_row < rows) & (at_column < columns)
 
 
 @triton.jit
-def store_tile(c_desc, acc, m, n, EPILOGUE_SUBTILE: tl.constexpr, SWAP: tl.constexpr = False):
+def load_box(source, row, column, rows, columns, stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    # `source` is a descriptor if there is no stride, and else a pointer.
+    if stride is None:
+        box = source.load([row, column])
+    else:
+        offsets, inside = locate(row, column, rows, columns, stride, HEIGHT, WIDTH)
+        box = tl.load(source + offsets, mask=inside, other=0.0)
+    return box
+
+
+@triton.jit
+def store_part(c_desc, part, m, n, SWAP: tl.constexpr, M, N, stride):
+    if SWAP:
+        part, m, n, M, N = part.T, n, m, N, M
+    if stride is None:
+        c_desc.store([m, n], part.to(c_desc.dtype))
+    else:
+        offsets, inside = locate(m, n, M, N, stride, part.shape[0], part.shape[1])
+        tl.store(c_desc + offsets, part.to(c_desc.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def store_tile(
+    c_desc, acc, m, n, EPILOGUE_SUBTILE: tl.constexpr, SWAP: tl.constexpr = False, M=None, N=None, stride=None
+):
     # Only one part of the tile is staged in shared memory at a time: two parts need half of the staging buffer, which
     # leaves room for one more stage of the ring.
     if EPILOGUE_SUBTILE == 1:
-        store_part(c_desc, acc, m, n, SWAP)
+        store_part(c_desc, acc, m, n, SWAP, M, N, stride)
     else:
         left, right = split_columns(acc)
         width: tl.constexpr = acc.shape[1] // 2
         if EPILOGUE_SUBTILE == 2:
-            store_part(c_desc, left, m, n, SWAP)
-            store_part(c_desc, right, m, n + width, SWAP)
+            store_part(c_desc, left, m, n, SWAP, M, N, stride)
+            store_part(c_desc, right, m, n + width, SWAP, M, N, stride)
         else:
             first, second = split_columns(left)
             third, fourth = split_columns(right)
-            store_part(c_desc, first, m, n, SWAP)
-            store_part(c_desc, second, m, n + width // 2, SWAP)
-            store_part(c_desc, third, m, n + width, SWAP)
-            store_part(c_desc, fourth, m, n + width + width // 2, SWAP)
+            store_part(c_desc, first, m, n, SWAP, M, N, stride)
+            store_part(c_desc, second, m, n + width // 2, SWAP, M, N, stride)
+            store_part(c_desc, third, m, n + width, SWAP, M, N, stride)
+            store_part(c_desc, fourth, m, n + width + width // 2, SWAP, M, N, stride)
 
 
 @triton.jit
-def load_b(b_desc, k, n, B_K_MAJOR: tl.constexpr):
+def load_b(b_desc, k, n, K, N, stride, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, B_K_MAJOR: tl.constexpr):
     # B is stored as (N, K) rows (K-major, the usual weight) or as (K, N) rows.
     if B_K_MAJOR:
-        tile = b_desc.load([n, k]).T
+        tile = load_box(b_desc, n, k, N, K, stride, BLOCK_N, BLOCK_K).T
     else:
-        tile = b_desc.load([k, n])
+        tile = load_box(b_desc, k, n, K, N, stride, BLOCK_K, BLOCK_N)
     return tile
 
 
@@ -116,22 +143,30 @@ def gemm_plain_kernel(
     B_K_MAJOR: tl.constexpr,
     GROUP_M: tl.constexpr,
     EPILOGUE_SUBTILE: tl.constexpr,
+    POINTERS: tl.constexpr,
 ):
-    # To make a descriptor on the device, tensormap.replace edits it in shared memory; it is then copied to scratch in
-    # global memory, and a fence makes it visible to TMA.
-    a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [stride_a, 1], [BLOCK_M, BLOCK_K])
-    if B_K_MAJOR:
-        b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [stride_b, 1], [BLOCK_N, BLOCK_K])
-    else:
-        b_desc = tl.make_tensor_descriptor(b_ptr, [K, N], [stride_b, 1], [BLOCK_K, BLOCK_N])
-    c_desc = tl.make_tensor_descriptor(c_ptr, [M, N], [stride_c, 1], [BLOCK_M, BLOCK_N // EPILOGUE_SUBTILE])
+    a_desc, b_desc, c_desc = a_ptr, b_ptr, c_ptr
+    if not POINTERS:
+        # To make a descriptor on the device, tensormap.replace edits it in shared memory; it is then copied to scratch
+        # in global memory, and a fence makes it visible to TMA.
+        a_desc = tl.make_tensor_descriptor(a_ptr, [M, K], [stride_a, 1], [BLOCK_M, BLOCK_K])
+        if B_K_MAJOR:
+            b_desc = tl.make_tensor_descriptor(b_ptr, [N, K], [stride_b, 1], [BLOCK_N, BLOCK_K])
+        else:
+            b_desc = tl.make_tensor_descriptor(b_ptr, [K, N], [stride_b, 1], [BLOCK_K, BLOCK_N])
+        c_desc = tl.make_tensor_descriptor(
+            c_ptr, [M, N], [stride_c, 1], [BLOCK_M, BLOCK_N // EPILOGUE_SUBTILE]
+        )
+        stride_a, stride_b, stride_c = None, None, None
     tile_m, tile_n = tile_coordinates(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     m = tile_m * BLOCK_M
     n = tile_n * BLOCK_N
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, K, BLOCK_K):
-        acc = tl.dot(a_desc.load([m, k]), load_b(b_desc, k, n, B_K_MAJOR), acc)
-    store_tile(c_desc, apply_scales(acc, scale_a_ptr, scale_b_ptr), m, n, EPILOGUE_SUBTILE)
+        a = load_box(a_desc, m, k, M, K, stride_a, BLOCK_M, BLOCK_K)
+        acc = tl.dot(a, load_b(b_desc, k, n, K, N, stride_b, BLOCK_K, BLOCK_N, B_K_MAJOR), acc)
+    acc = apply_scales(acc, scale_a_ptr, scale_b_ptr)
+    store_tile(c_desc, acc, m, n, EPILOGUE_SUBTILE, False, M, N, stride_c)
 
 
 @triton.jit
@@ -144,6 +179,11 @@ def multiply_tile(
     n,
     first_step,
     end_step,
+    M,
+    N,
+    K,
+    stride_a,
+    stride_b,
     A_K_MAJOR: tl.constexpr,
     B_K_MAJOR: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -160,12 +200,17 @@ def multiply_tile(
     last = tl.zeros((BLOCK_M, LAST_N), tl.float32) if LAST_N > 0 else acc
     for step in range(first_step, end_step):
         k = step * BLOCK_K
-        a = a_desc.load([m, k]) if A_K_MAJOR else a_desc.load([k, m]).T
-        acc = tl.dot(a, load_b(b_desc, k, n, B_K_MAJOR), acc)
+        if A_K_MAJOR:
+            a = load_box(a_desc, m, k, M, K, stride_a, BLOCK_M, BLOCK_K)
+        else:
+            a = load_box(a_desc, k, m, K, M, stride_a, BLOCK_K, BLOCK_M).T
+        acc = tl.dot(a, load_b(b_desc, k, n, K, N, stride_b, BLOCK_K, BLOCK_N, B_K_MAJOR), acc)
         if EXTRA_N > 0:
-            extra = tl.dot(a, load_b(b_extra_desc, k, n + BLOCK_N, B_K_MAJOR), extra)
+            b = load_b(b_extra_desc, k, n + BLOCK_N, K, N, stride_b, BLOCK_K, EXTRA_N, B_K_MAJOR)
+            extra = tl.dot(a, b, extra)
         if LAST_N > 0:
-            last = tl.dot(a, load_b(b_last_desc, k, n + BLOCK_N + EXTRA_N, B_K_MAJOR), last)
+            b = load_b(b_last_desc, k, n + BLOCK_N + EXTRA_N, K, N, stride_b, BLOCK_K, LAST_N, B_K_MAJOR)
+            last = tl.dot(a, b, last)
     return acc, extra, last
 
 
@@ -195,12 +240,24 @@ def gemm_persistent_kernel(
     EPILOGUE_SUBTILE: tl.constexpr,
     PROGRAMS: tl.constexpr,
     PDL: tl.constexpr,
+    stride_a=None,
+    stride_b=None,
+    stride_c=None,
+    ALIGNMENT: tl.constexpr = 1,
 ):
     if PDL:
         # Programmatic dependent launch: this kernel starts while the previous one drains, waits here before its first
         # load, and lets the next kernel start early too.
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    if (
+        ALIGNMENT > 1
+    ):  # tells the compiler that a mask is the same for so many neighbours, so that they load as one
+        K = K // ALIGNMENT * ALIGNMENT
+        if SWAP:
+            M = M // ALIGNMENT * ALIGNMENT
+        else:
+            N = N // ALIGNMENT * ALIGNMENT
     WIDTH: tl.constexpr = BLOCK_N + EXTRA_N + LAST_N
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, WIDTH)
@@ -214,19 +271,22 @@ def gemm_persistent_kernel(
         acc, extra, last = multiply_tile(
             *(a_desc, b_desc, b_extra_desc, b_last_desc),
             *(tile_m * BLOCK_M, tile_n * WIDTH, 0, tl.cdiv(K, BLOCK_K)),
+            *(M, N, K, stride_a, stride_b),
             *(A_K_MAJOR, B_K_MAJOR, BLOCK_M, BLOCK_N, BLOCK_K, EXTRA_N, LAST_N),
         )
         tile_id_c += PROGRAMS
         tile_m, tile_n = tile_coordinates(tile_id_c, tiles_m, tiles_n, GROUP_M)
         m = tile_m * BLOCK_M
         n = tile_n * WIDTH
-        store_tile(c_desc, apply_scales(acc, scale_a_ptr, scale_b_ptr), m, n, EPILOGUE_SUBTILE, SWAP)
+        store_tile(
+            c_desc, apply_scales(acc, scale_a_ptr, scale_b_ptr), m, n, EPILOGUE_SUBTILE, SWAP, M, N, stride_c
+        )
         if EXTRA_N > 0:
             extra = apply_scales(extra, scale_a_ptr, scale_b_ptr)
-            store_tile(c_extra_desc, extra, m, n + BLOCK_N, 1, SWAP)
+            store_tile(c_extra_desc, extra, m, n + BLOCK_N, 1, SWAP, M, N, stride_c)
         if LAST_N > 0:
             last = apply_scales(last, scale_a_ptr, scale_b_ptr)
-            store_tile(c_last_desc, last, m, n + BLOCK_N + EXTRA_N, 1, SWAP)
+            store_tile(c_last_desc, last, m, n + BLOCK_N + EXTRA_N, 1, SWAP, M, N, stride_c)
 
 
 @triton.jit
@@ -273,10 +333,22 @@ def gemm_split_kernel(
     GROUP_M: tl.constexpr,
     EPILOGUE_SUBTILE: tl.constexpr,
     PDL: tl.constexpr,
+    stride_a=None,
+    stride_b=None,
+    stride_c=None,
+    ALIGNMENT: tl.constexpr = 1,
 ):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    if (
+        ALIGNMENT > 1
+    ):  # tells the compiler that a mask is the same for so many neighbours, so that they load as one
+        K = K // ALIGNMENT * ALIGNMENT
+        if SWAP:
+            M = M // ALIGNMENT * ALIGNMENT
+        else:
+            N = N // ALIGNMENT * ALIGNMENT
     WIDTH: tl.constexpr = BLOCK_N + EXTRA_N + LAST_N
     tile_id, split = tl.program_id(0) // splits, tl.program_id(0) % splits
     tile_m, tile_n = tile_coordinates(tile_id, tl.cdiv(M, BLOCK_M), tl.cdiv(N, WIDTH), GROUP_M)
@@ -286,6 +358,7 @@ def gemm_split_kernel(
     acc, extra, last = multiply_tile(
         *(a_desc, b_desc, b_extra_desc, b_last_desc),
         *(m, n, steps * split // splits, steps * (split + 1) // splits),
+        *(M, N, K, stride_a, stride_b),
         *(A_K_MAJOR, B_K_MAJOR, BLOCK_M, BLOCK_N, BLOCK_K, EXTRA_N, LAST_N),
     )
     # Each program leaves its part of the sum in global memory and counts itself. The one that counts last adds up all
@@ -303,10 +376,10 @@ def gemm_split_kernel(
     if tl.atomic_add(arrivals_ptr + tile_id, 1) == splits - 1:
         tl.store(arrivals_ptr + tile_id, 0)  # for the next launch
         acc = apply_scales(add_parts(acc, parts_ptr, STRIDE, splits), scale_a_ptr, scale_b_ptr)
-        store_tile(c_desc, acc, m, n, EPILOGUE_SUBTILE, SWAP)
+        store_tile(c_desc, acc, m, n, EPILOGUE_SUBTILE, SWAP, M, N, stride_c)
         if EXTRA_N > 0:
             extra = apply_scales(add_parts(extra, extra_ptr, STRIDE, splits), scale_a_ptr, scale_b_ptr)
-            store_tile(c_extra_desc, extra, m, n + BLOCK_N, 1, SWAP)
+            store_tile(c_extra_desc, extra, m, n + BLOCK_N, 1, SWAP, M, N, stride_c)
         if LAST_N > 0:
             last = apply_scales(add_parts(last, last_ptr, STRIDE, splits), scale_a_ptr, scale_b_ptr)
-            store_tile(c_last_desc, last, m, n + BLOCK_N + EXTRA_N, 1, SWAP)
+            store_tile(c_last_desc, last, m, n + BLOCK_N + EXTRA_N, 1, SWAP, M, N, stride_c)

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from ch14 import fp8_gemm, mx_formats
-from ch14.fp8_gemm.configs import Fp8Config
+from ch14.fp8_gemm.configs import Fp8Config, choose_epilogue_warps, fill_ring
 from ch14.fp8_gemm.lesson.experiments import (
     FP8_SOURCES,
     LONG,
@@ -35,6 +35,7 @@ from ch14.mx_formats import kernels as mx_kernels
 from tilelab.measure import bench
 from tilelab.records import results
 from tilelab.runtime import build, provenance
+from tilelab.runtime.spoken import count
 
 # With a short K the epilogue is a larger part of the time.
 EPILOGUE_SHAPES = ((8192, 14336, 4096), (8192, 8192, 1024))
@@ -113,8 +114,12 @@ def _measure_epilogue_at(shape: tuple[int, int, int]) -> list[dict]:
 EPILOGUES = {"bf16": {}, "bias, SiLU and bf16": dict(bias=True, activation="silu")}
 BESIDE = "the consumers, 4 stages"  # the peer, with the ring of the versions that have epilogue warps
 WORKERS = {BESIDE: Fp8Config(num_stages=4), "the consumers, 5 stages": Fp8Config()} | {
-    f"{warps} warp{'s' * (warps > 1)}": Fp8Config(num_stages=4, epilogue_warps=warps) for warps in (1, 2, 3)
+    f"{warps} warp{'s' * (warps > 1)}": Fp8Config(num_stages=4, epilogue_warps=warps)
+    for warps in (1, 2, 3, 4)
 }
+# Tiles as (consumers, columns), and the shapes at which they are timed: the choice was made at the first one only.
+WARP_TILES = ((1, 64), (1, 128), (2, 64), (2, 128))
+WARP_SHAPES = (EPILOGUE_SHAPES[1], (2048, 2048, 512), (6144, 5120, 1024), (4096, 7168, 2048))
 
 
 def _with_epilogue(config: Fp8Config, options: dict):
@@ -141,6 +146,43 @@ def measure_epilogue_warps():
         candidates = {name: _with_epilogue(config, options) for name, config in WORKERS.items()}
         found = measure(candidates, EPILOGUE_SHAPES[1], checks, rounds=12, warm_s=0.15)
         rows += [row | {"epilogue": epilogue, "config": str(WORKERS[row["name"]])} for row in found]
+    return rows
+
+
+def vary_epilogue_warps(consumers: int, columns: int) -> dict[str, Fp8Config]:
+    """Return a tile without epilogue warps and with each number of them; all have the ring of the most."""
+    most = min(4 * consumers, 7)
+    ring = dataclasses.replace(fill_ring(consumers, 2, columns, epilogue_warps=most), pdl=False)
+    return {
+        count(warps, "warps"): dataclasses.replace(ring, epilogue_warps=warps) for warps in range(most + 1)
+    }
+
+
+@experiment(
+    "ch14_blockscaled_tile_warps", functools.partial(provenance.source_hash, *FP8_SOURCES, _with_epilogue)
+)
+def measure_tile_warps():
+    """Measure each number of epilogue warps beside four, for each tile of WARP_TILES, at WARP_SHAPES."""
+    tiles = {tile: vary_epilogue_warps(*tile) for tile in WARP_TILES}
+    build.compile_ahead(fp8_jobs(config for configs in tiles.values() for config in configs.values()))
+    rows = []
+    for (consumers, columns), configs in tiles.items():
+        checks = {name: verify_fp8((300, 384, 1664), config) for name, config in configs.items()}
+        chosen = count(choose_epilogue_warps(consumers, columns), "warps")
+        first = {"4 warps": configs["4 warps"]} | configs
+        candidates = {name: _with_epilogue(config, {}) for name, config in first.items()}
+        for shape in WARP_SHAPES:
+            found = measure(candidates, shape, checks, rounds=8, warm_s=0.05)
+            rows += [
+                row
+                | {
+                    "tile": f"{64 * consumers}×{columns}",
+                    "chosen": row["name"] == chosen,
+                    "held_out": shape != WARP_SHAPES[0],
+                    "config": str(configs[row["name"]]),
+                }
+                for row in found
+            ]
     return rows
 
 

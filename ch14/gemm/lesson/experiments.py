@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -225,6 +226,34 @@ def measure_held_out():
 def measure_ragged():
     """Measure bf16 at sizes that no tile divides."""
     return measure_best((*shape, "bf16", layout) for layout in "kn" for shape in RAGGED)
+
+
+TMA_TILES = (
+    "128×128×64 · 4 warps · 3 stages · plain",
+    "128×128×64 · 4 warps · 3 stages · persistent · C in 4 parts · 2 per SM",
+    "128×256×64 · 8 warps · 4 stages · persistent · C in 2 parts",
+)
+TMA_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (512, 6144, 4096))
+
+
+@experiment("ch14_gemm_tma")
+def measure_without_tma():
+    """Measure tiles moved by TMA and by pointers, at TMA_SHAPES; `without_tma` is the ratio of their speeds."""
+    pairs = [(config, replace(config, pointers=True)) for config in map(parse, TMA_TILES)]
+    compile_ahead((config, *shape, "bf16", "k") for pair in pairs for config in pair for shape in TMA_SHAPES)
+    rows = []
+    for shape in TMA_SHAPES:
+        for pair in pairs:
+            checks = [verify(config, *shape) for config in pair]
+            by_tma, by_pointers = time_against_cublas(pair, *shape, "bf16", "k", rounds=8, warm_s=0.05)
+            by_pointers["without_tma"] = by_pointers["ratio"] / by_tma["ratio"]
+            rows += [
+                label(config, *shape, which=name) | verdict | timed
+                for config, name, verdict, timed in zip(
+                    pair, ("TMA", "pointers"), checks, (by_tma, by_pointers)
+                )
+            ]
+    return rows
 
 
 @experiment("ch14_gemm_fp8")

@@ -84,11 +84,11 @@ def in_pairs(names, configs, shapes, others=()):
     [
         Fp8Config(num_stages=4),
         Fp8Config(3, 1, 3, 64, epilogue_warps=2),
-        Fp8Config(1, 2, 5, 64, epilogue_warps=3),
+        Fp8Config(1, 2, 5, 64, epilogue_warps=4),
         Fp8Config(num_stages=4, epilogue_warps=2),
     ],
     [((200, 384, 256), None), ((70, 256, 640), "silu"), ((450, 256, 128), "gelu")],
-    [Fp8Config(num_stages=4, epilogue_warps=1), Fp8Config(num_stages=4, epilogue_warps=3)],
+    [Fp8Config(num_stages=4, epilogue_warps=1), Fp8Config(num_stages=4, epilogue_warps=6)],
 )
 def test_it_is_right_in_every_order(config, shape, activation):
     assert run(config, shape, (0, 1, 2, 4), activation=activation) < 2**-7
@@ -146,18 +146,19 @@ def test_a_planted_fault_is_found(change):
 
 
 def test_the_hand_over_compiles_for_hopper():
-    configs = [Fp8Config(num_stages=4, epilogue_warps=warps) for warps in (1, 3)]
+    configs = [Fp8Config(num_stages=4, epilogue_warps=1), Fp8Config(1, 2, 4, 128, epilogue_warps=4)]
     for report in build.disassemble(fp8_gemm.job(config, bias=True, activation="silu") for config in configs):
         assert report.launchable and not report.spills, report.reason
-        assert re.search(r"USETMAXREG.DEALLOC\S* 0x38", report.sass)  # 56 registers for the epilogue warps
+        registers = 128 if report.job.constants["EPILOGUE_WARPS"] > 3 else 56  # for the epilogue warps
+        assert re.search(rf"USETMAXREG.DEALLOC\S* {registers:#x}", report.sass)
         assert report.sass.count("ST.E.128") + report.sass.count("STS.128") >= 16
 
 
 def test_what_has_no_epilogue_warps():
     with pytest.raises(ValueError, match="splits must be 1"):
         Fp8Config(1, 2, 5, 64, splits=2, epilogue_warps=1)
-    with pytest.raises(ValueError, match="epilogue_warps is 4; it must be a whole number from 0 to 3"):
-        Fp8Config(epilogue_warps=4)
+    with pytest.raises(ValueError, match="epilogue_warps is 8; it must be a whole number from 0 to 7"):
+        Fp8Config(epilogue_warps=8)
     with pytest.raises(ValueError, match="for an MXFP8 output, epilogue_warps must be 0"):
         Fp8Config(num_stages=4, epilogue_warps=2).constants(mx=True)
     with pytest.raises(ValueError, match="take fewer stages"):

@@ -18,16 +18,17 @@ GPU = device.current().capability is not None
 WHERE = "cuda" if GPU else "cpu"
 SMALL = [
     GemmConfig(64, 64, 16, 4, 2),
-    *(GemmConfig(64, 64, 16, 4, 2, "persistent", parts) for parts in (1, 2, 4)),
+    *(GemmConfig(64, 64, 16, 4, 2, "persistent", parts) for parts in (1, 2)),
     GemmConfig(64, 192, 16, 4, 3, "persistent", 2),
     GemmConfig(64, 64, 16, 4, 2, "split", splits=3),
     GemmConfig(64, 80, 16, 4, 3, "persistent", 4),
     GemmConfig(128, 320, 16, 8, 3, "persistent", 4),
     GemmConfig(256, 160, 16, 8, 3, "persistent", 4),
-    GemmConfig(64, 208, 16, 4, 3, "persistent", swap=True),
     GemmConfig(64, 64, 16, 4, 3, "persistent", 4, swap=True),
     GemmConfig(64, 112, 16, 4, 3, "split", splits=2, swap=True),
-    GemmConfig(64, 48, 16, 4, 3, "split", 2, splits=3),
+    GemmConfig(64, 208, 16, 4, 3, "persistent", swap=True, pointers=True),
+    GemmConfig(64, 48, 16, 4, 3, "split", 2, splits=3, pointers=True),
+    GemmConfig(64, 64, 16, 4, 2, "persistent", 4, pointers=True),
 ]
 
 
@@ -164,6 +165,18 @@ def test_a_set_runs():
     a, b = random(100, 72), random(72, 104)
     for which in (*SETS, "best"):
         assert check.relative_error(gemm.gemm(a, b, config=which), gemm.spec(a, b)) < 1e-3, which
+
+
+def test_tma_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("TILES_TMA", "0")
+    a, b = random(40, 40)[:, :33], random(33, 72)
+    launch = prepare(a, b)  # K is no multiple of what a thread loads
+    assert launch.config.pointers and launch.config.name.endswith("by pointers")
+    assert gemm.parse(launch.config.name) == launch.config
+    assert check.relative_error(launch(), gemm.spec(a, b)) < 1e-3
+    monkeypatch.setenv("TILES_TMA", "off")
+    with refused("TILES_TMA must be 0 .* or 1 .*; it is 'off'"):
+        prepare(random(48, 32), random(32, 48))
 
 
 def test_falling_back_is_reported(monkeypatch):
