@@ -4,7 +4,7 @@ import pathlib
 import time
 
 
-def wait_for(condition, limit_s: float = 60) -> float:
+def wait_for(condition, limit_s: float = 240) -> float:
     """Return the seconds until the condition holds; AssertionError after the limit."""
     begun = time.monotonic()
     while not condition():

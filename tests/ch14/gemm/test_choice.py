@@ -45,9 +45,9 @@ def test_the_choice_says_what_it_rests_on():
     ranked, why = choice.rank(200, 6144, 4096, 132, H200)
     assert why.startswith("by the model and its errors near ") and "on an" not in why and ranked
     assert choice.rank(200, 6144, 4096, 132, "NVIDIA H100 80GB HBM3")[1].endswith(" on an NVIDIA H200")
-    begun = time.perf_counter()
+    begun = time.thread_time()  # without the time that another process on this core takes
     choice.rank(201, 6144, 4096, 132, H200, most=1)
-    assert time.perf_counter() - begun < 0.01  # about 0.1 ms
+    assert time.thread_time() - begun < 0.01  # about 0.1 ms
 
 
 def test_other_operands_get_the_choice_of_the_course():

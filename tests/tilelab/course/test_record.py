@@ -295,17 +295,17 @@ def test_a_recording_that_is_ended(notebooks, tmp_path, how, status):
         "from tilelab.records import results\nfrom tilelab.runtime import device\n"
         "on = dataclasses.asdict(device.Device('NVIDIA H200', (9, 0), 'sm_90a'))\n"
         "row = {'experiment': 'x', 'device': on, 'versions': {}, 'recorded': '', 'source': '', 'rows': []}\n"
-        "results.save(row)\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(60)"
+        "results.save(row)\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(600)"
     )
     paths = [write(notebooks / name, save) for name in ("a.ipynb", "b.ipynb")]
     before = [path.read_bytes() for path in paths]
     options = {"env": notebook.child_env(), "text": True, "stderr": subprocess.DEVNULL}
     run = subprocess.Popen([sys.executable, "-c", INTERRUPTED, tmp_path], stdout=subprocess.PIPE, **options)
     pid = notebooks / "pid"
-    wait_for(lambda: run.poll() is not None or pid.exists() and pid.read_text(), 120)
+    wait_for(lambda: run.poll() is not None or pid.exists() and pid.read_text(), 300)
     assert run.returncode is None, "the recording did not begin"
     run.send_signal(how)
-    said = run.communicate(timeout=60)[0]
+    said = run.communicate(timeout=300)[0]
     assert run.returncode == status and (how == signal.SIGKILL or said == "interrupted; left as before: a\n")
     assert [path.read_bytes() for path in paths] == before and results.load("x")["rows"] == []
     kernel = int(pid.read_text())

@@ -443,7 +443,7 @@ def test_a_script_that_ends_leaves_no_process_and_waits_for_no_hang(space, journ
     )
     pipes = {"stdout": subprocess.PIPE, "text": True, "stderr": subprocess.DEVNULL}
     script = run_script(tmp_path, SCRIPT, space.folder, str(journal.path), **pipes)
-    said, _ = script.communicate(timeout=120)  # the hang sleeps for 300 s
+    said, _ = script.communicate(timeout=250)  # the hang sleeps for 300 s
     assert set(said.split()) <= {"None"}
     assert [row["status"] for row in journal.rows().values()] == ["ok"]
     wait_for(lambda: not any(is_alive(int(process)) for process, *_ in log(space)))

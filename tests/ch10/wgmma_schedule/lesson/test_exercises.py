@@ -106,7 +106,8 @@ def test_a_persistent_kernel_that_loses_its_place_fails(change):
     # units and registers
     (("(2 * j + half)", "(j + half)"), "holds the sum of"),
     (("d + 8 * j", "d + 4 * j"), "row 0, column 16, holds the sum of row 0, column 8"),
-    (("j < 4", "j < 3"), "1,024 of 4,096 .* row 0, column 48, holds .* instead of"),
+    # a few sums may be by chance what the box held before
+    (("j < 4", "j < 3"), r"1,0[12]\d of 4,096 .* row 0, column 48, holds .* instead of"),
     (("stmatrix_x4(", "stmatrix_x4_trans("), "row 0, column 1, holds the sum of row 1, column 0"),
     (("unit * 16", "unit * 8"), "no multiple of 16"),
     (("box + row", "box + 4096 + row"), "leaves shared memory"),
