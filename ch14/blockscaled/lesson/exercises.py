@@ -37,7 +37,6 @@ STEPS = {
         "by_block:prepare_by_block",
         "by_block:prepare_by_block(block_m=64, warps=4)",
         "scratch_ahead:prepare_scratch_ahead",
-        "scales_piped:prepare_scales_piped",
         "scales_by_tma:prepare_scales_by_tma",
     ),
     "split": ("scales_by_tma:prepare_scales_by_tma", "split_k:prepare_split_k(splits=4)"),

@@ -27,7 +27,6 @@ def prepare(name, change=("", ""), kernel=None, **options):
     ("by_block", {}),
     ("by_block", {"block_m": 64, "warps": 4}),
     ("scratch_ahead", {}),
-    ("scales_piped", {}),
     ("scales_by_tma", {}),
     ("split_k", {}),
     ("split_k", {"splits": 3}),
