@@ -82,8 +82,9 @@ def import_experiments() -> None:
 
 
 def find_left(since: str) -> list[str]:
-    """Return the experiments that this GPU has no record of since a time ("2026-11-28T09:00:00Z"), old code first.
+    """Return the experiments that this GPU has no record of since a time ("2026-11-28T09:00:00Z").
 
+    Those whose code has changed come first, then the oldest records.
     A record of builds, which need no GPU, counts as long as its code does.
     """
     import_experiments()
@@ -95,8 +96,8 @@ def find_left(since: str) -> list[str]:
         if not record or results.stale_reason(record, run.source()) or environment.find_change(record):
             stale.append(name)
         elif path == paths[0] and record["recorded"] < since:
-            others.append(name)
-    return stale + others
+            others.append((record["recorded"], name))
+    return stale + [name for _, name in sorted(others)]
 
 
 def _check_experiments(names: list[str]) -> list[str]:
