@@ -71,8 +71,9 @@ $(READY): requirements.txt requirements.lock pyproject.toml
 LANGUAGES := tilelang==0.1.15 apache-tvm-ffi==0.1.12 torch-c-dlpack-ext==0.1.5 z3-solver==4.15.4.0 helion==1.5.1 filecheck==1.0.6 rich==14.3.3
 LANGUAGES += markdown-it-py==4.0.0 mdurl==0.1.2
 LANGUAGES += cuda-tile==1.7.0 nvidia-cuda-tileiras==13.5.37 nvidia-nvvm==13.5.37 nvidia-cuda-nvcc==13.5.37
+LANGUAGES += nvidia-cuda-crt==13.5.37 nvidia-cuda-runtime==13.5.37 nvidia-cuda-cccl==13.3.5.0.6  # for TileLang's nvcc
 languages: $(READY)
-	.venv/bin/uv pip install -q -e .[peers]
+	.venv/bin/uv pip install -q -e .[peers] -c requirements.lock
 	.venv/bin/uv pip install -q --no-deps --target .venv/languages $(LANGUAGES)
 
 # Pin the newest versions that requirements.txt allows, with everything that they need.

@@ -30,6 +30,7 @@ from tilelab.runtime import device  # isort: split
 
 device.interpret_without_gpu()
 
+from ch14.languages.lesson import cells as language_cells  # noqa: E402
 from tilelab import ROOT, emulator  # noqa: E402
 from tilelab.cells import cuda_magic, triton_cell  # noqa: E402
 
@@ -267,9 +268,14 @@ def _may_swap_python(first, second, bound):
 
 def mutants(source):
     """The mutants of a cell's text, each once and each with a name of its own."""
-    found = _cuda_mutants(source) if source.startswith("%%cuda") else _python_mutants(source)
+    head, text = "", source
+    if source.startswith("%%language"):
+        head, text = source.split("\n", 1)
+        head += "\n"
+    is_cuda = source.startswith(("%%cuda", "%%language cuda"))
     seen, times = {source}, {}
-    for mutant in found:
+    for mutant in _cuda_mutants(text) if is_cuda else _python_mutants(text):
+        mutant = dataclasses.replace(mutant, source=head + mutant.source)
         if mutant.source not in seen:
             seen.add(mutant.source)
             count = times[mutant.what] = times.get(mutant.what, 0) + 1
@@ -286,6 +292,9 @@ def run_cell(source, names):
         if source.startswith("%%cuda"):
             line, _, body = source.partition("\n")
             cuda_magic.run_cell(line.removeprefix("%%cuda"), body, names)
+        elif source.startswith("%%language"):
+            line, _, body = source.partition("\n")
+            language_cells.run_cell(line.removeprefix("%%language"), body)
         else:
             text = re.sub(r"^%[^\n]*", "", source, flags=re.M)
             imports = names.setdefault("imports of the notebook", text)
@@ -329,7 +338,8 @@ def judge_solutions(stem, sample=None):
         source = "".join(cell["source"])
         if cell["cell_type"] != "code":
             continue
-        is_exercise = re.search(r"\bcheck\w*\(", source.splitlines()[0 if source[0] == "%" else -1])
+        last = source.splitlines()[0 if source[0] == "%" else -1]
+        is_exercise = re.search(r"\bcheck\w*\(|%%language (?:cuda|triton|gluon) --check", last)
         cells.append((number, source, is_exercise, list(mutants(source)) if is_exercise else []))
 
     def by_hash(text):  # the same ones each time, but no pattern in their order

@@ -69,6 +69,15 @@ def is_recorded(name: str, text: str) -> bool:
             return False
 
 
+def try_compiler(name: str, text: str) -> str:
+    """Compile a kernel for Hopper without a GPU; return what became of it in words."""
+    with experiments.start_text(name, text) as language:
+        found = language.ask("compile", 240, config=configs.CONFIGS[name][0])
+    if found["status"] != "ok":
+        return f"It does not compile: {found['reason']}"
+    return f"It compiles for Hopper {worker.describe_code(found)}."
+
+
 def describe(row: dict) -> str:
     """Return the figures of a measured kernel in words."""
     return f"{row['ratio']:.2f} ± {row['spread']:.2f} × cuBLAS at 4096³ ({row['tflops']:.0f} TFLOP/s)"
@@ -95,7 +104,8 @@ def show_kernel(name: str, text: str) -> str:
             return f"{TITLES[name]}: {found['status']}: {found.get('reason') or found.get('error_of_cublas')}"
         reason = found["reason"]
     if not is_recorded(name, text):
-        return f"{TITLES[name]}: this kernel is not the recorded one, and it cannot run: {reason}."
+        said = f"{TITLES[name]}: this kernel is not the recorded one, and it cannot run: {reason}."
+        return said + (f" {try_compiler(name, text)}" if worker.is_installed(name) else "")
     if not row.get("ratio"):
         return f"{TITLES[name]}: there is no record of its speed, and it cannot run: {reason}."
     return f"{TITLES[name]}: {describe(row)}; {record.label()} ({reason})"

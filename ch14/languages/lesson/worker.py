@@ -60,11 +60,21 @@ def find_source(name: str) -> pathlib.Path:
     return FOLDER / f"{name}_gemm.{'cu' if name == 'cuda' else 'py'}"
 
 
+def find_folder(name: str) -> str | None:
+    """Return the folder of a language's packages; None where they are in the environment itself."""
+    own = f"{sys.prefix}/languages" if name in OWN_FOLDER else None  # where `make languages` puts them
+    return os.environ.get("TILES_PEERS" if name in ("cute", *LIBRARIES) else "TILES_LANGUAGES") or own
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a language's first package can be found, without importing it."""
+    places = [*sys.path, *([find_folder(name)] if find_folder(name) else [])]
+    return any(importlib.metadata.distributions(name=PACKAGES[name][0], path=places))
+
+
 def set_up(name: str) -> None:
     """Prepare the environment before the language is imported."""
-    folder = os.environ.get("TILES_PEERS" if name in ("cute", *LIBRARIES) else "TILES_LANGUAGES")
-    if not folder and name in OWN_FOLDER:  # where `make languages` puts them
-        folder = f"{sys.prefix}/languages"
+    folder = find_folder(name)
     if folder and name not in ("cuda", "triton", "gluon"):
         site.addsitedir(os.path.abspath(folder))
         if name in OWN_FOLDER:  # TileLang's apache-tvm-ffi goes before the newer one of CuTe DSL
@@ -307,6 +317,15 @@ def summarize(code: bytes) -> dict:
     from tilelab.runtime import cubin
 
     return cubin.read_resources(code) | {"counts": dict(cubin.sass_counts(code))}
+
+
+def describe_code(found: dict) -> str:
+    """Return in words what `Worker.compile` answers."""
+    counts = found["counts"]
+    return (
+        f"with {found['registers']} registers, {found['spills']} B spilled, {counts.get('UTMALDG', 0)} TMA loads and "
+        f"{counts.get('HGMMA', 0)} wgmma"
+    )
 
 
 def compile_for_hopper(worker: Worker, tensors, config: dict) -> bytes:

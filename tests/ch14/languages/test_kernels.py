@@ -10,6 +10,11 @@ from tilelab.records import results
 from tilelab.runtime import cubin, device
 
 CELLS = lesson.notebook_texts(ROOT / "notebooks" / "19_ch14_languages.ipynb")
+ANSWERS = {
+    cell.split()[1]: cell.partition("\n")[2]
+    for cell in lesson.notebook_texts(ROOT / "notebooks" / "solutions" / "19_ch14_languages.ipynb")
+    if cell.startswith("%%language")
+}
 
 
 @pytest.mark.parametrize("name", TITLES)
@@ -53,6 +58,37 @@ def test_the_triton_kernel_multiplies_by_wgmma_from_tma():
     config = configs.CONFIGS["triton"][0]
     report = lesson.compile_launch(lambda a, b, bias, out: prepare(a, b, out, **config), inputs, "sm_90a")
     assert report.counts["tma_load"] and report.counts["wgmma"] and not report.spills
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["cute", "cutile", "helion", "tilelang"])
+def test_an_installed_language_compiles_an_answer_without_a_gpu(name):
+    if not worker.is_installed(name):
+        pytest.skip(f"{TITLES[name]} is not installed; make languages installs it")
+    with experiments.start_text(name, ANSWERS[name]) as language:
+        found = language.ask("compile", 240, config=configs.CONFIGS[name][1], epilogue=True)
+    assert found["status"] == "ok", found["reason"]
+    assert found["counts"]["HGMMA"] and not found["spills"]
+
+
+def test_gluon_s_answer_is_judged_in_the_emulator(monkeypatch, capsys):
+    assert set(ANSWERS) == set(TITLES)
+    monkeypatch.setattr(device, "current", lambda: device.Device("none"))
+    for before, after in (("", ""), ("columns = n +", "columns = m +"), ("gl.exp(-acc)", "gl.exp(acc)")):
+        assert before in ANSWERS["gluon"]
+        exercises.check(
+            "Exercise 2", "gluon", ANSWERS["gluon"].replace(before, after) if before else ANSWERS["gluon"]
+        )
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "Exercise 2: solved." and all("elements are wrong" in line for line in said[1:]), said
+
+
+def test_what_a_missing_language_would_compile_is_not_judged(monkeypatch, capsys):
+    monkeypatch.setattr(device, "current", lambda: device.Device("none"))
+    monkeypatch.setattr(worker, "is_installed", lambda name: False)
+    for name in ("cute", "cutile", "helion", "tilelang"):
+        exercises.check("Exercise 2", name, ANSWERS[name])
+    assert capsys.readouterr().out.count("not checked (") == 4
 
 
 def test_a_worker_answers_errors_and_death():
