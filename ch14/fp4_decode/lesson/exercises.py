@@ -30,8 +30,8 @@ STEPS = {
     "packed": ("scaled_dot:prepare_scaled_dot", "decode_blocks:prepare_decode_once"),
     "tokens": (
         "few_tokens:prepare_few_tokens",
-        "few_tokens:prepare_few_tokens(shares=8)",
-        "decode_in_lanes:prepare_decode_in_lanes(shares=8)",
+        "few_tokens:prepare_few_tokens(shares=7)",
+        "decode_in_lanes:prepare_decode_in_lanes(shares=7)",
     ),
 }
 for _name, _steps in STEPS.items():
