@@ -206,7 +206,7 @@ def parse(text: str) -> TileConfig:
     return TileConfig(**fields)
 
 
-def macros(kernel: str, rows: int, columns: int, itemsize: int, threads: int, **others) -> dict:
+def macros(kernel: str, rows: int, columns: int, itemsize: int, threads: int, **others: int) -> dict:
     """Return the macros of a kernel in tile_pipeline.cu; `others` replace their defaults."""
     defaults = {
         "STAGES": 1,

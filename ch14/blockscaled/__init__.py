@@ -299,7 +299,7 @@ def configs() -> dict[str, Any]:
     return functools.reduce(lambda named, path: named | path.module.configs(), PATHS.values(), naive)
 
 
-def job(config: Any, target: str, *args, **options) -> build.Job:
+def job(config: Any, target: str, *args: Any, **options: Any) -> build.Job:
     """Return how a configuration of any path is compiled, for tilelab.runtime.build. Options as for its own `job`."""
     owners = {Fp8Config: fp8_gemm, native.NativeConfig: native, DecodeConfig: fp4_decode}
     return owners.get(type(config), emulated).job(config, target, *args, **options)

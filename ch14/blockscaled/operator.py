@@ -5,6 +5,8 @@ An operator takes tensors, so a Packed is passed as its `values`, `scales` and `
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ch14.fp8_gemm.operator import INSTEAD
@@ -13,11 +15,18 @@ from ch14.mx_formats.operator import drop_empty
 from tilelab.runtime import operators
 
 
-def pack(values, scales, pair, form, tiled):
+def pack(
+    values: torch.Tensor, scales: torch.Tensor, pair: torch.Tensor | None, form: str, tiled: bool
+) -> Packed:
     """Return a Packed whose K fills whole bytes."""
     bits = number_formats.lookup(form).element.bits
     return Packed(
-        form, (values.shape[0], values.shape[1] * 8 // bits), values, scales, drop_empty(pair), tiled
+        form,  # type: ignore[arg-type]
+        (values.shape[0], values.shape[1] * 8 // bits),
+        values,
+        scales,
+        drop_empty(pair),
+        tiled,
     )
 
 
@@ -32,7 +41,7 @@ def _fake(
     return a.new_empty(a.shape[0], b.shape[0], dtype=torch.bfloat16)
 
 
-def register(run):
+def register(run: Callable) -> Callable:
     """Register a function of these arguments and return the operator.
 
     b and its scales lie as the weight (N, K), so that the product is a b^T.

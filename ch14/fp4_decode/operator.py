@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tilelab.runtime import operators
@@ -21,7 +23,7 @@ def _fake(x, weight, scales, config="best"):
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
-def register(run):
+def register(run: Callable) -> Callable:
     """Register `run(x, weight, scales, config="best")` and return the operator."""
     return operators.register(
         'decode(Tensor x, Tensor weight, Tensor scales, str config="best") -> Tensor',

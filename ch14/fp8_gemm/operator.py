@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tilelab.runtime import operators
@@ -19,7 +21,7 @@ def _fake(a, b, scale_a, scale_b, bias=None, activation=None, config="best"):
     return a.new_empty(a.shape[0], b.shape[1], dtype=torch.bfloat16)
 
 
-def register(run):
+def register(run: Callable) -> Callable:
     """Register `run(a, b, scale_a, scale_b, bias=None, activation=None, config="best")` and return the operator."""
     return operators.register(
         "fp8(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, str? activation=None, "
