@@ -109,20 +109,7 @@ BAD = {  # {module: {arguments: what is said}}; the arguments are bad usage
     },
 }
 NEEDS = {  # what a machine without a GPU is told, for some arguments
-    "ch07.bulk_copy": {"": "a bulk copy needs TMA"},
     "ch07.resample": {"--mode performance --dtype float32": "ch07_resample_ladder holds no such row"},
-    "ch10.tile_pipeline": {
-        "": "needs TMA (compute capability 9.0 or newer); here is no GPU (torch is a CPU build): "
-    },
-    "ch10.wgmma_gemm": {"": "needs WGMMA"},
-    "ch14.attention": {"": "compile it with --target sm_100a."},
-    "ch14.descriptors": {"": "compile them with --target sm_90a."},
-    "ch14.fp4_decode": {"": "compile them with --target sm_90a."},
-    "ch14.fp8_gemm": {"": "needs WGMMA"},
-    "ch14.gemm": dict.fromkeys(("", "--sweep"), "needs TMA"),
-    "ch14.mx_formats": {
-        "": "timing needs a GPU; here is no GPU (torch is a CPU build): compile with --target."
-    },
 }
 
 
@@ -180,6 +167,11 @@ def test_without_a_gpu_it_shows_its_record(capsys, no_gpu, module, arguments, sa
         ("ch07.resample", "--mode single_run", "compiled for sm_90a"),
         ("ch14.gemm", "--copy --target sm_100a", "256×256 · 16 warps · 5 stages"),
         (
+            "ch14.gemm",
+            "--config 64,64,32,4,1",
+            "It is compiled for sm_90a.\n64×64×32 · 4 warps · 1 stage · plain",
+        ),
+        (
             "ch14.blockscaled",
             "--mma_tiler_mn 256,128 --cluster_shape_mn 2,1 --benchmark_mode",
             "compiled for sm_100a",
@@ -196,6 +188,9 @@ def test_the_command_line_of_the_gemm_obeys_the_variable(monkeypatch):
     monkeypatch.setenv("TILES_GEMM_CONFIG", "conservative")
     assert parse([]).config == "conservative" and parse(["--config", "proposed"]).config == "proposed"
     assert parse(["--sweep"]).config == "best"
+    monkeypatch.setenv("TILES_TMA", "no")
+    with pytest.raises(SystemExit):
+        parse([])
 
 
 @pytest.mark.parametrize("module", BAD)

@@ -270,8 +270,9 @@ class Command:
     """The command of a topic: `main` reads the options, does what they ask for, and reports it.
 
     An action takes the options and returns rows, a Record, or an exit status when it has said all by itself. The first
-    option of `actions` that is set chooses its action. Else --target chooses to compile, and otherwise the
-    configurations in `options.configs` are checked and those that are right are timed, or `measure` runs.
+    option of `actions` that is set chooses its action. Else --target chooses to compile. Otherwise `measure` runs, or
+    the configurations in `options.configs` are checked and those that are right are timed. Without a GPU these are
+    compiled instead, but a `measure` that is not `compile` shows a record.
     """
 
     module: str
@@ -351,6 +352,12 @@ class Command:
         for name, action in self.actions.items():
             if getattr(options, name):
                 return action
+        times = self.measure in (None, self.compile)  # and shows no record
+        if not getattr(options, "target", None) and times and device.current().capability is None:
+            options.target = "sm_90a"
+            options.say(
+                f"Nothing is timed here ({device.current().describe()}). It is compiled for {options.target}."
+            )
         if getattr(options, "target", None):
             return self.compile or self.build_configs
         return self.measure or self.check_and_time

@@ -33,6 +33,13 @@ def make(measure=lambda options: [], **fields):
     return cli.Command(**given | {"measure": measure, "columns": "name absent status"} | fields)
 
 
+def test_without_a_gpu_it_compiles(capsys, no_gpu):
+    rows = [{"name": "one", "status": "ok", "target": "sm_90a"}]
+    measured = lambda options: rows if options.target == "sm_90a" else []  # noqa: E731
+    assert make(measured, compile=measured).main([]) == 0
+    assert "It is compiled for sm_90a." in capsys.readouterr().out
+
+
 def answer(rows, *arguments, **fields):
     return make(lambda options: rows, **fields).main(arguments)
 

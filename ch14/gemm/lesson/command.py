@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from ch14.descriptors.lesson import tile_copy_experiments
 from ch14.gemm import find_best
-from ch14.gemm.configs import ITEMSIZE, SETS, configs, parse, rank_configs, rejection
+from ch14.gemm.configs import ITEMSIZE, SETS, apply_switch, configs, parse, rank_configs, rejection
 from ch14.gemm.lesson import experiments
 from ch14.gemm.lesson.sweep import GemmSpace, grid, measure_claim
 from tilelab import cli
@@ -30,6 +30,7 @@ def _complete(options: cli.Options) -> None:
         options.config = os.environ.get("TILES_GEMM_CONFIG") or options.config
     if options.sweep and "config" in options.given:
         raise ValueError("--sweep brings its own configurations: leave out --config.")
+    apply_switch(next(iter(configs().values())))  # a bad TILES_TMA is bad usage
     if options.dtype == "fp8" and options.layout == "n":
         raise ValueError("float8 needs B with K contiguous: leave out --layout n.")
 
@@ -86,7 +87,7 @@ def _run_sweep(options: cli.Options) -> list[dict]:
     space = GemmSpace(options.mnk, options.dtype, options.target)
     if not options.target:
         device.require("has_tma", "timing the GEMM", "compile it with --target sm_100a")
-    chosen = _choose_configs(options)
+    chosen = [apply_switch(config) for config in _choose_configs(options)]
     if not chosen:
         raise device.Unsupported(rejection(next(iter(configs().values())), options.target, options.dtype))
     which = "sweep" if options.sweep else options.config if options.config in (*SETS, "best") else "tile"
