@@ -54,6 +54,14 @@ compare: $(READY)
 		.venv/bin/python -m tilelab.records.compare "$$committed" build/headlines --headlines; \
 	else echo "Nothing is compared: $$committed holds no headlines of this GPU and this version of torch."; fi
 
+# The benchmarks of the field notes: tiles of a GEMM, rows that are interpolated, and a block-scaled GEMM. Without a GPU
+# the first two show their records, and the third is compiled and planned.
+bench: $(READY)
+	.venv/bin/python -m ch14.gemm --claim
+	.venv/bin/python -m ch07.resample --mode performance --kernel all
+	.venv/bin/python -m ch14.blockscaled --mnkl 8192,8192,1024,1 --mma_tiler_mn 256,128 --cluster_shape_mn 2,1 \
+		--ab_dtype Float4E2M1FN --sf_dtype Float8E8M0FNU --sf_vec_size 16 --c_dtype Float16 --benchmark_mode --use_baseline
+
 site: $(READY)
 	.venv/bin/python -m tilelab.course.site $(SITE_ARGS)
 
@@ -84,4 +92,4 @@ lock: $(READY)
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
 
-.PHONY: lab demo test lint record compare site languages lock clean
+.PHONY: lab demo test lint record compare bench site languages lock clean

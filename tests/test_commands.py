@@ -109,7 +109,7 @@ BAD = {  # {module: {arguments: what is said}}; the arguments are bad usage
     },
 }
 NEEDS = {  # what a machine without a GPU is told, for some arguments
-    "ch07.resample": {"--mode performance --dtype float32": "ch07_resample_ladder holds no such row"},
+    "ch07.resample": {"--mode performance --dtype float32": "ch07_resample_ladder holds no such row"}
 }
 
 

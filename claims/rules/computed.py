@@ -182,16 +182,11 @@ def stages_hide_latency(evidence: Evidence) -> Ruling:
 
 
 @rule
-def saves_time(evidence: Evidence, claim: str, where: str = "", gain: Sequence[float] = ()) -> Ruling:
-    """Judge whether every measured case that begins with `where` saves so much time; without `gain`, show the cases."""
+def saves_time(evidence: Evidence, claim: str, gain: Sequence[float] = ()) -> Ruling:
+    """Judge whether every measured case saves so much time; without `gain`, show the cases."""
     records = [evidence(f"ch14_blockscaled_{name}") for name in ("impacts", "epilogue", "thin")]
     bf16 = note_attempts.hopper_rows(evidence("ch10_gemm_sweep"))
-    workers = evidence("ch14_blockscaled_epilogue_warps") if claim == "warps" else ()
-    rows = [
-        row
-        for row in blockscaled_impacts.verdicts(*records, bf16, workers)
-        if row["claim"] == claim and row["where"].startswith(where)
-    ]
+    rows = [row for row in blockscaled_impacts.verdicts(*records, bf16) if row["claim"] == claim]
     cases = "; ".join(
         f"{row['time saved'].replace('%', ' %')} ({row['where']}; from “{row['from']}” to “{row['to']}” at "
         f"{' × '.join(map(str, row['shape']))})"
@@ -201,3 +196,17 @@ def saves_time(evidence: Evidence, claim: str, where: str = "", gain: Sequence[f
         return leave_open(cases=cases)
     saved = [float(row["time saved"].rstrip("%")) for row in rows]
     return decide(evidence.agrees(min(saved), gain=gain), cases=cases)
+
+
+@rule
+def epilogue_warps_save(evidence: Evidence, gain: Sequence[float]) -> Ruling:
+    """Judge whether the best number of epilogue warps saves so much of the time of four, for each tile and shape."""
+    cases = blockscaled_impacts.compare_with_four(evidence("ch14_blockscaled_tile_warps"))
+    saved = [case["saved_percent"] for case in cases]
+    return decide(
+        all(evidence.agrees(each, gain=gain) for each in saved),
+        saved=saved,
+        cases=len(cases),
+        lost=max(100 * (1 - case["chosen"] / case["best"]) for case in cases if case["held_out"]),
+        none=[case["none"] for case in cases],
+    )

@@ -7,10 +7,11 @@ from tilelab import cli
 from tilelab.runtime import device, provenance
 from tilelab.sweeps import tune
 
-# Parts of the kernel alone, its epilogue in warps of its own, and the profiler's counters.
+# Parts of the kernel alone, its epilogue in warps of its own, their number by the tile, and the profiler's counters.
 MODES = {
     "isolated": (isolated.measure_isolated, isolated.tabulate),
     "epilogue_warps": (impacts.measure_epilogue_warps, impacts.tabulate_epilogue_warps),
+    "tile_warps": (impacts.measure_tile_warps, impacts.tabulate_tile_warps),
     "profile": (profile.profile_parts, profile.tabulate),
 }
 

@@ -42,6 +42,7 @@ EPILOGUE_SHAPES = ((8192, 14336, 4096), (8192, 8192, 1024))
 FEW = (64, 7168, 16384)  # bound by memory
 MANY = (4096, 4096, 16384)  # enough tiles for every SM, and a long K
 CLAIMED = {"latency": (0.40, 0.50), "warps": (0.20, 0.30), "epilogue": (0.15, 0.25), "split-K": (0.10, 0.20)}
+Rows = Sequence[dict]
 FUSED = dict(bias=True, activation="silu", packed=True)
 # Bytes per element of C that are written and read until it is MXFP8: bf16 takes 2, MXFP8 33 / 32.
 C_BYTES = {"in passes": 2 + 2 + 2 + 2 + 33 / 32, "bias and SiLU fused": 2 + 2 + 33 / 32, "all fused": 33 / 32}
@@ -168,22 +169,40 @@ def measure_tile_warps():
     rows = []
     for (consumers, columns), configs in tiles.items():
         checks = {name: verify_fp8((300, 384, 1664), config) for name, config in configs.items()}
-        chosen = count(choose_epilogue_warps(consumers, columns), "warps")
         first = {"4 warps": configs["4 warps"]} | configs
         candidates = {name: _with_epilogue(config, {}) for name, config in first.items()}
         for shape in WARP_SHAPES:
             found = measure(candidates, shape, checks, rounds=8, warm_s=0.05)
-            rows += [
-                row
-                | {
-                    "tile": f"{64 * consumers}×{columns}",
-                    "chosen": row["name"] == chosen,
-                    "held_out": shape != WARP_SHAPES[0],
-                    "config": str(configs[row["name"]]),
-                }
-                for row in found
-            ]
+            tile = {"tile": f"{64 * consumers}×{columns}", "held_out": shape != WARP_SHAPES[0]}
+            rows += [row | tile | {"config": str(configs[row["name"]])} for row in found]
     return rows
+
+
+def compare_with_four(rows: Rows) -> list[dict]:
+    """Return a row for each tile and shape of `measure_tile_warps`: the best and the chosen number of epilogue warps.
+
+    `best`, `chosen` and `none` are speeds over four warps; `none` is without epilogue warps.
+    """
+    found = []
+    for tile, *shape in dict.fromkeys((row["tile"], *row["shape"]) for row in rows if row.get("ratio")):
+        timed = {
+            row["name"]: row
+            for row in rows
+            if (row["tile"], row["shape"]) == (tile, shape) and row.get("ratio")
+        }
+        none = timed.pop("0 warps")
+        best = max(timed, key=lambda name: timed[name]["ratio"])
+        chosen = count(choose_epilogue_warps(int(tile.partition("×")[0])), "warps")
+        named = {"tile": tile, "shape": shape, "held_out": none["held_out"]}
+        named |= {"best is": best, "best": timed[best]["ratio"], "chosen is": chosen}
+        named |= {"chosen": timed[chosen]["ratio"], "none": none["ratio"]}
+        found.append(named | {"saved_percent": 100 * (1 - 1 / timed[best]["ratio"])})
+    return found
+
+
+def tabulate_tile_warps(record: results.Record) -> results.Table:
+    """Return a table of what `measure_tile_warps` measures."""
+    return results.table(compare_with_four(record.rows), f"speed over four epilogue warps; {record.label()}")
 
 
 def tabulate_epilogue_warps(record: results.Record) -> results.Table:
@@ -243,14 +262,11 @@ def verdict(claim: str, share: float) -> str:
     return "as claimed" if low <= share <= high else "less" if share < low else "more"
 
 
-Rows = Sequence[dict]
-
-
 def verdicts(impacts: Rows, epilogue: Rows, thin: Rows, bf16: Rows = (), workers: Rows = ()) -> list[dict]:
     """Return a row per pair of measurements: the note's band, the time saved from one to the other, and the verdict.
 
-    `bf16` are rows of `note_attempts.hopper_rows`: chapter 10's kernel at 4096 cubed. `workers` are rows of
-    `measure_epilogue_warps`.
+    `bf16` are rows of `note_attempts.hopper_rows`: chapter 10's kernel at 4096 cubed. Of `workers`, the rows of
+    `measure_tile_warps`, only the case counts in which another number than four saves most.
     """
     pairs, ratio = [], operator.itemgetter("ratio")  # (claim, where, slow row, fast row)
     if bf16:
@@ -265,11 +281,14 @@ def verdicts(impacts: Rows, epilogue: Rows, thin: Rows, bf16: Rows = (), workers
         whole, part = "bias + SiLU, MXFP8 output", "bias + SiLU alone, quantised apart"
         for what, name in ((whole, "all fused"), (part, "bias and SiLU fused")):
             pairs.append(("epilogue", f"{what}, K = {shape[2]}", by_name["in passes"], by_name[name]))
-    with_warps = [row for row in workers if "warp" in row["name"] and row.get("ratio")]
-    for kind in dict.fromkeys(row["epilogue"] for row in workers):
-        warps = [row for row in with_warps if row["epilogue"] == kind]
-        if len(warps) > 1:
-            pairs.append(("warps", f"warps of the epilogue, {kind}", warps[0], max(warps[1:], key=ratio)))
+    if cases := compare_with_four(workers):
+        most = max(cases, key=operator.itemgetter("best"))
+        where = f"warps of the epilogue, tile of {most['tile'].replace('×', ' × ')}, the most of {len(cases)} cases"
+        four, best = (
+            {"name": name, "ratio": speed, "shape": most["shape"]}
+            for name, speed in (("4 warps", 1.0), (most["best is"], most["best"]))
+        )
+        pairs.append(("warps", where, four, best))
     at_split = [row for row in thin if tuple(row["shape"]) == SPLIT and row.get("ratio")]
     split = next(row for row in at_split if row["name"] == "course")
     unsplit = [row for row in at_split if "unsplit" in row["name"]]
