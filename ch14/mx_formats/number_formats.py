@@ -104,10 +104,9 @@ def encode(values: torch.Tensor, element: Element, saturate: bool = True) -> tor
     numbers = torch.cat([finite, 2 * finite[-1:] - finite[-2:-1]])  # the next code is infinity or NaN
     midpoints = (numbers[1:] + numbers[:-1]) / 2
     magnitude = values.abs().float()
-    below = torch.searchsorted(midpoints, magnitude)
-    above = torch.searchsorted(midpoints, magnitude, right=True)
-    # At a midpoint below and above differ; take the even code.
-    code = torch.where(below % 2 == 0, below, above)
+    code = torch.searchsorted(midpoints, magnitude, out_int32=True)
+    # At a midpoint the search finds the code below; take the even one.
+    code += (code & 1) * (midpoints[code.clamp(max=len(midpoints) - 1)] == magnitude)
     if saturate or not element.specials:
         code = code.clamp(max=element.codes - 1)
     nan = magnitude.isnan()
@@ -115,7 +114,7 @@ def encode(values: torch.Tensor, element: Element, saturate: bool = True) -> tor
         code = torch.where(nan, {"nan": 0x7F, "ieee": 0x7E}[element.specials], code)
     elif bool(nan.any()):
         raise ValueError(f"{element.name} has no NaN, and a value is NaN; use e4m3 or e5m2.")
-    return (code + torch.signbit(values) * 2 ** (element.bits - 1)).to(torch.uint8)
+    return code.to(torch.uint8) | torch.signbit(values).to(torch.uint8) << element.bits - 1
 
 
 def decode_e8m0(codes: torch.Tensor) -> torch.Tensor:

@@ -78,6 +78,7 @@ def texts_of(function: Callable) -> list[str]:
     return [own]
 
 
+@functools.cache  # a lesson asks for the hash of each version, and each time for all cells so far
 def _parse(text: str) -> list[tuple[ast.stmt, str]]:
     """Return the definitions at the top of a cell with their texts; magics are left out."""
     if text.startswith("%%"):
