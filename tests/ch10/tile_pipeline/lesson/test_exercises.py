@@ -102,7 +102,6 @@ WIDE_END = "out[(long long)row * stride + column] = 0.25f * sum;"
         ),
     ),
     ("Exercise 4", "narrow_transpose", ("row / 2 % 4", "row % 4")),
-    ("Exercise 4", "narrow_transpose", ("column / 4 ^ row / 2 % 4", "(column ^ row / 2 % 4) / 4")),
     ("Exercise 5", "my_transpose", ("column / 4 ^ row % 8", "column / 4")),
     ("Exercise 5", "my_transpose", ("sizeof tile);", "sizeof tile / 2);")),
     ("Exercise 5", "my_transpose", ("tma_store_2d(out,", "if (!blockIdx.x) tma_store_2d(out,")),

@@ -35,13 +35,9 @@ RELEASE = "mbarrier_wait(empty + 8 * stage, (use + 1) % 2);"
     "change",
     ("wgmma_wait<1>();", "wgmma_wait<2>();"),
     ("(step - 1) % STAGES * 8", "8 * stage"),
-    ("if (step > 0 && threadIdx.x % 32 == 0)", "if (step > 0 && threadIdx.x % 128 == 0)"),
     (WAIT, "mbarrier_wait(full + 8 * stage, 0);"),
-    ("mbarrier_init(empty + 8 * stage, 4);", "mbarrier_init(empty + 8 * stage, 8);"),
     ("full + 8 * stage, STAGE_BYTES", "full + 8 * stage, BOX_BYTES"),
     ("b_map, step * 64, column", "b_map, step * 64, row"),
-    ("tiles_n = (N + 63) / 64", "tiles_n = (M + 63) / 64"),
-    ("multiply<64>(d, a, a + BOX_BYTES, step > 0);", "multiply<64>(d, a, a, step > 0);"),
 )
 def test_a_wrong_kernel_fails(change):
     with pytest.raises(AssertionError, match="with . stages, "):

@@ -52,8 +52,6 @@ def test_a_program_per_tile_is_not_persistent(kernels):
     ),
     (("kv_head, row, 0], k_full", "0, row, 0], k_full"), "wrong"),
     (("    row = blocks *", "    use = 0\n    row = blocks *"), "in `persistent`, "),
-    (("    return use", "    return use + 1"), "in `persistent`, "),
-    (("row -= k_desc.block_type.shape[1]", "row -= 2 * k_desc.block_type.shape[1]"), "wrong"),
 )
 def test_a_wrong_producer_fails(kernels, change, said):
     with pytest.raises(AssertionError, match=said):

@@ -90,20 +90,11 @@ def test_lanes(change):
 @cases(
     "check, name, change",
     ("places", "my_places", ("[2, 5, 3, 1, 4, 0]", "[2, 4, 3, 1, 5, 0]")),
-    (
-        "places",
-        "my_places",
-        ("[2, 5, 3, 1, 4, 0]", "[2, 4, 5, 1, 3, 0]"),
-    ),  # the inverse order of the elements
     ("value", "my_value", ("<< 22", "<< 23")),
     ("value", "my_value", ("(code & 8) != 0", "code > 7")),
-    ("value", "my_value", ("(code & 7)", "code")),
     ("decode", "my_decode", ("value_of(byte >> 4)", "value_of(byte)")),
-    ("decode", "my_decode", ("K // 128)", "K // 128 - 1)")),
-    ("decode", "my_decode", ("step * 128 + tl.arange", "0 + tl.arange")),
     ("decode", "my_decode", ("tokens[None, :] * N", "tokens[None, :] * BLOCK_N")),
     ("decode", "my_decode", ("odd.T, acc))", "odd.T, acc)).to(tl.bfloat16).to(tl.float32)")),
-    ("decode", "my_decode", ("* scale[:, :, None]", "* scale[:, :, None].to(tl.float16)")),
 )
 def test_a_wrong_answer_fails(check, name, change):
     lanes = define(VERSIONS, "prepare_decode_in_lanes") if check == "places" else []
