@@ -12,7 +12,6 @@ from tilelab import emulator
 from tilelab.cells import lesson
 from tilelab.cells.cuda_magic import make_tensor_map
 from tilelab.measure.check import make_checker
-from tilelab.pictures import plots
 from tilelab.records import results
 
 ROW = 32  # floats of a row of the table, and of a query
@@ -21,8 +20,9 @@ SEARCHES = (4, 1), (4, 256), (8, 1500), (40, 5000)  # queries and rows of the ta
 BATCHED = (8192, 64, 256)  # matrices, rows, columns of the sum that is timed
 SUMS = (1, 8, 128), (3, 10, 132), (70, 5, 260), (300, 64, 256)
 
-lesson.register("ch10_tile_searches", "04_ch10_tile_sharing", "nearest", "nearest_multicast")
-lesson.register("ch10_tile_clusters", "04_ch10_tile_sharing", "nearest_multicast", sweep=True)
+SEARCH_KERNELS = "nearest", "nearest_multicast", "nearest_released"
+lesson.register("ch10_tile_searches", "04_ch10_tile_sharing", *SEARCH_KERNELS)
+lesson.register("ch10_tile_clusters", "04_ch10_tile_sharing", *SEARCH_KERNELS, sweep=True)
 lesson.register("ch10_tile_sums", "04_ch10_tile_sharing", "add_each", "add_partial")
 lesson.register("ch10_tile_shares", "04_ch10_tile_sharing", "add_partial", sweep=True)
 
@@ -101,41 +101,43 @@ def make_ladders() -> tuple[lesson.Ladder, lesson.Ladder]:
     return searches, sums
 
 
-def show_clusters(ladder: lesson.Ladder, kernel, launch: Callable):
-    """Time a search whose blocks wait for each other, with and without a load that serves them all; return a picture.
+def compare_waits(ladder: lesson.Ladder, launch: Callable, alone, multicast, released) -> results.Table | str:
+    """Time the search by how blocks wait for each other, by whose loads they use, with 1, 2 and 4 blocks per cluster.
 
-    `launch(kernel, cluster, receivers)` is the `prepare` of a version. Before it was timed, return the record's label.
+    `launch(kernel, cluster, shared, threads)` is the `prepare` of a version. Return a table of speeds over `alone`, the
+    kernel whose blocks know nothing of each other. Before it was timed, return the record's label.
     """
-    versions = {
-        key: kernel.define(CLUSTER=key[0], RECEIVERS=key[1])
-        for key in ((1, 1), (2, 1), (4, 1), (2, 2), (4, 4))
+    kernels = {
+        "nearest": (alone, 256),
+        "nearest_multicast": (multicast, 256),
+        "nearest_multicast, no fence": (multicast.define(FENCE=0), 256),
+        "nearest_released": (released, 288),
     }
-    versions = {key: (version, launch(version, *key)) for key, version in versions.items()}
-    record = ladder.sweep("ch10_tile_clusters", versions, ("cluster", "receivers"))
+    versions = {
+        (name, loads, blocks): (kernel.define(CLUSTER=blocks, SHARED=int(loads == "shared")), threads)
+        for name, (kernel, threads) in kernels.items()
+        for loads in ("own", "shared")
+        for blocks in (1, 2, 4)
+        if loads == "own" or (blocks > 1 and kernel is not alone)
+    }
+    versions = {
+        key: (version, launch(version, key[2], key[1] == "shared", threads))
+        for key, (version, threads) in versions.items()
+    }
+    record = ladder.sweep("ch10_tile_clusters", versions, ("kernel", "loads", "blocks"))
     if any("ratio" not in row for row in record.rows):
         return record.label()
-    rows = {(row["cluster"], row["receivers"]): row for row in record.rows}
-    title = "Two blocks that wait for each other reach {:.2f} of one block's speed; with shared loads, {:.2f}".format(
-        *(rows[1, 1]["ms"] / rows[2, receivers]["ms"] for receivers in (1, 2))
-    )
-    figure, axes = plots.new_figure(record.rows, title, record.label(), 2.5)
-    for label, style, tone, keys in (
-        ("each block loads for itself", "s--", plots.colour("proposed"), ((1, 1), (2, 1), (4, 1))),
-        ("each load serves all blocks", "o-", plots.colour("best"), ((1, 1), (2, 2), (4, 4))),
-    ):
-        speeds = [rows[key]["gbps"] for key in keys]
-        spreads = [rows[key]["spread"] / rows[key]["ratio"] * rows[key]["gbps"] for key in keys]
-        look = {"fmt": style, "color": tone, "markersize": 5, "capsize": 3, "label": label}
-        axes.errorbar([key[0] for key in keys], speeds, spreads, **look)
-    axes.set_xticks([1, 2, 4])
-    axes.set_ylim(0, 1.12 * max(row["gbps"] for row in record.rows))
-    axes.set_xlabel("blocks of a cluster", fontsize=8)
-    axes.set_ylabel("GB/s", fontsize=8)
-    axes.legend(fontsize=7.5, frameon=False)
-    speeds = ", ".join(
-        f"{row['gbps']:.0f} for {row['cluster']} with loads for {row['receivers']}" for row in record.rows
-    )
-    return figure.describe(f"{title}. GB/s over blocks of a cluster: {speeds}.")
+    speed = {(row["kernel"], row["loads"], row["blocks"]): row["ratio"] for row in record.rows}
+    rows = [
+        {"kernel": name, "loads of a tile": loads}
+        | {
+            f"{blocks} per cluster": speed[name, loads, blocks] / speed["nearest", "own", 1]
+            for blocks in (1, 2, 4)
+            if (name, loads, blocks) in speed
+        }
+        for name, loads in dict.fromkeys(key[:2] for key in speed)
+    ]
+    return results.table(rows, f"speed over nearest alone, by blocks per cluster; {record.label()}")
 
 
 def describe_gemm_clusters() -> str:

@@ -36,18 +36,20 @@ def find_launch(change=("", "")):
 def run_check(kernel, launch=None, **options):
     """Return what the ladder's check says of a version of the notebook."""
     if kernel.name.startswith("nearest"):
-        cluster = options.get("cluster", 2 if kernel.name == "nearest_multicast" else 1)
-        receivers = options.get("receivers", cluster)
-        return exercises.check_search((launch or find_launch())(kernel, cluster, receivers))
+        cluster = options.get("cluster", 1 if kernel.name == "nearest" else 2)
+        shared = options.get("shared", cluster > 1)
+        threads = 288 if kernel.name == "nearest_released" else 256
+        return exercises.check_search((launch or find_launch())(kernel, cluster, shared, threads))
     share = options.get("share", 1 if kernel.name == "add_each" else 64)
     return exercises.check_sum(exercises.by_share(kernel, share))
 
 
 @cases(
     "kernel, constants, options",
-    ("nearest_multicast", {"CLUSTER": 4, "RECEIVERS": 4}, {"cluster": 4}),
-    ("nearest_multicast", {"CLUSTER": 4, "RECEIVERS": 2}, {"cluster": 4, "receivers": 2}),
-    ("nearest_multicast", {"RECEIVERS": 1}, {"receivers": 1}),
+    ("nearest_multicast", {"CLUSTER": 4}, {"cluster": 4}),
+    ("nearest_multicast", {"SHARED": 0}, {"shared": False}),
+    ("nearest_released", {"CLUSTER": 4}, {"cluster": 4}),
+    ("nearest_released", {"SHARED": 0}, {"shared": False}),
     ("add_partial", {"SHARE": 4}, {"share": 4}),
 )
 def test_the_other_constants_pass(kernel, constants, options):
@@ -58,8 +60,10 @@ def test_the_other_constants_pass(kernel, constants, options):
     "kernel, change",
     ("nearest", ("unit ^ threadIdx.x % 8", "unit")),
     ("nearest_multicast", ("if (tile > 0) cluster_wait();", "")),
-    ("nearest_multicast", ("BYTES);  //", "SHARE);  //")),
-    ("nearest_multicast", ("part * SHARE", "0")),
+    ("nearest_multicast", ("if (FENCE)", "if (!FENCE)")),
+    ("nearest_multicast", ("BYTES);  //", "ROWS * 128);  //")),
+    ("nearest_multicast", ("place + part * ROWS * 128", "place")),
+    ("nearest_released", ("8 * CLUSTER", "8")),
     ("add_partial", ("i / STAGES % 2", "0")),
 )
 def test_a_wrong_version_fails(kernel, change):
@@ -172,7 +176,7 @@ def test_the_lesson_gives_the_signature_of_the_solution():
 
 
 def test_a_block_that_announces_only_its_own_share_reads_too_early():
-    own_share = changed("nearest_multicast", ("expect_tx(barrier, BYTES)", "expect_tx(barrier, SHARE)"))
+    own_share = changed("nearest_multicast", ("expect_tx(barrier, BYTES)", "expect_tx(barrier, ROWS * 128)"))
     assert re.search("were not announced|may still be landing", run_check(own_share))
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     said = next(
