@@ -69,10 +69,10 @@ def is_recorded(name: str, text: str) -> bool:
             return False
 
 
-def try_compiler(name: str, text: str) -> str:
+def try_compiler(name: str, text: str, config: dict) -> str:
     """Compile a kernel for Hopper without a GPU; return what became of it in words."""
     with experiments.start_text(name, text) as language:
-        found = language.ask("compile", 240, config=configs.CONFIGS[name][0])
+        found = language.ask("compile", 240, config=config)
     if found["status"] != "ok":
         return f"It does not compile: {found['reason']}"
     return f"It compiles for Hopper {worker.describe_code(found)}."
@@ -94,8 +94,9 @@ def show_kernel(name: str, text: str) -> str:
     except FileNotFoundError:
         if reason:
             raise
+    config = row.get("config") or configs.CONFIGS[name][0]
     if not reason:
-        found = try_kernel(name, text, row.get("config") or configs.CONFIGS[name][0])
+        found = try_kernel(name, text, config)
         if found["status"] == "ok":
             version = ", ".join(f"{package} {version}" for package, version in found["versions"].items())
             error = f"right on ragged sizes (error {found['error_of_cublas']:.2f} × cuBLAS's)"
@@ -105,7 +106,7 @@ def show_kernel(name: str, text: str) -> str:
         reason = found["reason"]
     if not is_recorded(name, text):
         said = f"{TITLES[name]}: this kernel is not the recorded one, and it cannot run: {reason}."
-        return said + (f" {try_compiler(name, text)}" if worker.is_installed(name) else "")
+        return said + (f" {try_compiler(name, text, config)}" if worker.is_installed(name) else "")
     if not row.get("ratio"):
         return f"{TITLES[name]}: there is no record of its speed, and it cannot run: {reason}."
     return f"{TITLES[name]}: {describe(row)}; {record.label()} ({reason})"

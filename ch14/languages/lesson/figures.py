@@ -118,7 +118,7 @@ def draw_tuning(record: results.Record, shape=SQUARE) -> plots.Picture:
 
 
 def tabulate_effort(record: results.Record) -> results.Table:
-    """Return a table of what a kernel costs its author: lines, words, seconds of compiling and of tuning."""
+    """Return a table of what a kernel costs its author: lines, words, seconds, and luck."""
     rows = []
     for name, title in TITLES.items():
         row = find_row(record, "language", name)
@@ -133,10 +133,12 @@ def tabulate_effort(record: results.Record) -> results.Table:
                 "lines of the kernel": kernel,
                 "lines of the host": host or "in the kernel's",
                 "words to know": count_words(name),
+                "seconds to import": f"{row['import_s']:.1f}" if row.get("import_s") else None,
                 "seconds to compile one": f"{built[len(built) // 2]:.2f}" if built else None,
                 "seconds to build all 24": f"{sum(built):.0f}" if built else None,
-                "slowest of 24 × cuBLAS": f"{ratios[0]:.2f}" if ratios else None,
-                "median of 24 × cuBLAS": f"{ratios[len(ratios) // 2]:.2f}" if ratios else None,
+                "of 24, ran": len(ratios) if tried else None,
+                "slowest × cuBLAS": f"{ratios[0]:.2f}" if ratios else None,
+                "median × cuBLAS": f"{ratios[len(ratios) // 2]:.2f}" if ratios else None,
                 "best × cuBLAS at 4096³": f"{best:.2f}" if best else None,
             }
         )
