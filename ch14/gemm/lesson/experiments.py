@@ -230,10 +230,10 @@ def measure_ragged():
 
 TMA_TILES = (
     "128×128×64 · 4 warps · 3 stages · plain",
-    "128×128×64 · 4 warps · 3 stages · persistent · C in 4 parts · 2 per SM",
+    "128×128×64 · 4 warps · 3 stages · persistent · C in 4 parts · 2 per SM · early",
     "128×256×64 · 8 warps · 4 stages · persistent · C in 2 parts",
 )
-TMA_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (512, 6144, 4096))
+TMA_SHAPES = (*((n, n, n) for n in SQUARES), (512, 6144, 4096))
 
 
 @experiment("ch14_gemm_tma")
@@ -244,15 +244,12 @@ def measure_without_tma():
     rows = []
     for shape in TMA_SHAPES:
         for pair in pairs:
-            checks = [verify(config, *shape) for config in pair]
             by_tma, by_pointers = time_against_cublas(pair, *shape, "bf16", "k", rounds=8, warm_s=0.05)
             by_pointers["without_tma"] = by_pointers["ratio"] / by_tma["ratio"]
-            rows += [
-                label(config, *shape, which=name) | verdict | timed
-                for config, name, verdict, timed in zip(
-                    pair, ("TMA", "pointers"), checks, (by_tma, by_pointers)
-                )
-            ]
+            for config, which, timed in zip(pair, ("TMA", "pointers"), (by_tma, by_pointers)):
+                verdict = verify(config, *shape)
+                row = {key: verdict.get(key) for key in ("status", "reason", "error", "peer_error")}
+                rows.append(label(config, *shape, which=which) | timed | row)
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from matplotlib.lines import Line2D
 
@@ -152,15 +153,24 @@ def draw_held_out(sets: dict[str, list[dict]], source: str) -> plots.Picture:
     )
 
 
-def describe_losses(records: dict[int, object]) -> str:
-    """Return a text table: the speed of the winner at each size, and the share that is left without each ingredient."""
+def describe_losses(records: dict[int, object], switched: Iterable[dict]) -> str:
+    """Return a text table: the speed of the winner at each size, and the share that is left without each ingredient.
+
+    `switched` are rows of `experiments.measure_without_tma`, of which those of the winner's tile are taken.
+    """
     columns = []
-    for record in records.values():
+    left = {
+        row["shape"][0]: row["without_tma"]
+        for row in switched
+        if "without_tma" in row and "2 per SM" in row["config"]
+    }
+    for size, record in records.items():
         speed = {(row["kind"], row["ingredient"]): row.get("ratio") for row in record.rows}
         if not (winner := speed["winner", ""]):
             return ""
         column = {"3 stages alone, × torch.mm": speed["alone", "3 stages"], "winner, × torch.mm": winner}
         column |= {f"without {name}": speed[kind, name] / winner for kind, name in speed if kind == "last"}
+        column["without TMA"] = left.get(size, math.nan)
         columns.append(column | {"one per SM, 6 stages": speed["winner, one per SM, 6 stages", ""] / winner})
     lines = [" " * 28 + "".join(f"{size:6}³" for size in records)]
     return "\n".join(

@@ -23,13 +23,14 @@ def test_the_losses_are_relative_to_the_winner():
     speeds = {("winner", ""): 0.5, ("winner, one per SM, 6 stages", ""): 0.4, ("last", "a loop"): 0.2}
     speeds["alone", "3 stages"] = 0.45
     rows = [{"kind": kind, "ingredient": name, "ratio": ratio} for (kind, name), ratio in speeds.items()]
-    said = figures.describe_losses({4096: SimpleNamespace(rows=rows)})
+    switched = [{"shape": [4096] * 3, "without_tma": 0.5, "config": "a tile · 2 per SM"}]
+    said = figures.describe_losses({4096: SimpleNamespace(rows=rows)}, switched)
     assert said.split() == (
         "4096³ 3 stages alone, × torch.mm 0.45 winner, × torch.mm 0.50 "
-        "without a loop 0.40 one per SM, 6 stages 0.80".split()
+        "without a loop 0.40 without TMA 0.50 one per SM, 6 stages 0.80".split()
     )
     unmeasured = [{key: row[key] for key in ("kind", "ingredient")} for row in rows]
-    assert figures.describe_losses({4096: SimpleNamespace(rows=unmeasured)}) == ""
+    assert figures.describe_losses({4096: SimpleNamespace(rows=unmeasured)}, []) == ""
 
 
 def test_both_parts_of_the_ablation_have_one_scale():
