@@ -20,7 +20,9 @@ def draw_curve(
     if logarithmic:
         axes.set_xscale("log", base=2)
     axes.set_xticks([row[key] for row in rows], [f"{row[key]:,}" for row in rows])
-    axes.set(xlabel=label, ylabel="GB/s", ylim=(0, 1.12 * max(peer, *(row["gbps"] for row in rows))))
+    axes.set_xlabel(label, fontsize=8)
+    axes.set_ylabel("GB/s", fontsize=8)
+    axes.set_ylim(0, 1.12 * max(peer, *(row["gbps"] for row in rows)))
     axes.legend(fontsize=7, frameon=False, loc="best")
     speeds = ", ".join(f"{row['gbps']:.0f} at {row[key]:,}" for row in rows)
     return figure.describe(f"{title}. GB/s over {label}: {speeds}; {rows[0]['peer']} {peer:.0f}.")
