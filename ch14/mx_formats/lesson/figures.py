@@ -128,8 +128,9 @@ def values_picture(x: torch.Tensor, format: BlockFormat, rule: str = "floor") ->
     error = float((back - x[0].float()).norm() / x.float().norm().clamp(min=1e-30))
     largest = int((number_formats.decode(quantised.codes, format.element).abs() == format.element.max).sum())
     code = f" (code {int(quantised.scales.flatten()[0])})" if format.scale != "fp32" else ""
+    name = format.name.upper().replace("_", " ")
     title = (
-        f"{format.name}: scale {scale:.4g}{code}, error {error:.1%} of the block's norm; {largest} at "
+        f"{name}: scale {scale:.4g}{code}, error {error:.1%} of the block's norm; {largest} at "
         f"±{format.element.max:g}, {int(((back == 0) & (x[0] != 0)).sum())} became zero"
     )
     source = "lines: the numbers; points: what is left; grey: what the format can say at this scale"

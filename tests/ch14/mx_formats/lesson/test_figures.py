@@ -66,7 +66,7 @@ def test_a_code_that_is_none():
 def test_a_block_states_its_error():
     picture = explorer.block("mxfp4", "ramp").picture
     title = " ".join(texts(picture))
-    assert "mxfp4: scale 1 (code 127), error " in title and "became zero" in title
+    assert "MXFP4: scale 1 (code 127), error " in title and "became zero" in title
     assert "32 numbers of the block, from 0 to 7" in picture.description
     assert "from 0 to 6" in picture.description
 
