@@ -114,7 +114,7 @@ def draw(look_up: Mapping[str, Sequence[dict]], recorded: Mapping[str, Sequence[
     source = f"measured on {GPU}; left: the table behind chapter 10's choice, right: records of both GEMMs"
     figure, axes = plots.new_figure([1], title, source, 3.4)
     axes.remove()
-    sides = ("best measured time / its time", look_up), ("speed / cuBLAS", recorded)
+    sides = ("best measured time / time of the choice", look_up), ("speed / cuBLAS", recorded)
     for place, (label, sets) in enumerate(sides):
         part = figure.add_subplot(1, 2, place + 1)
         for number, (name, rows) in enumerate(sets.items()):
