@@ -416,10 +416,7 @@ def prepare(features, source_times, target_times, out, config="best", **rest):
     "change, message",
     ({0: [1.0]}, "features must be a torch.Tensor; it is a list"),
     ({0: torch.zeros(4, 8).half()}, r"features must be a tensor of 3 dimensions; its shape is \(4, 8\)"),
-    (
-        {0: torch.zeros(2, 0, 8).half(), 1: torch.zeros(2, 0)},
-        r"at least one source and one feature; .* \(2, 0, 8\)",
-    ),
+    ({0: torch.zeros(2, 0, 8).half(), 1: torch.zeros(2, 0)}, r"one source and one feature; .* \(2, 0, 8\)"),
     ({1: torch.zeros(2, 5)}, "source_times must be 2 x 4; it is 2 x 5"),
     ({2: torch.zeros(3, 3)}, "target_times must be 2 x 3; it is 3 x 3"),
     ({3: torch.zeros(2, 3, 7).half()}, "out must be 2 x 3 x 8; it is 2 x 3 x 7"),
@@ -427,15 +424,9 @@ def prepare(features, source_times, target_times, out, config="best", **rest):
     ({0: torch.zeros(2, 4, 8)}, "out must be float32; it is float16"),
     ({0: torch.zeros(2, 4, 8).int()}, "features must be bfloat16, float16 or float32; it is int32"),
     ({0: torch.zeros(2, 8, 4).half().mT}, r"features must be contiguous; its strides are \(32, 1, 4\)"),
-    (
-        {1: SHARED[:16].view(torch.float32).view(2, 4), 3: SHARED[:48].view(2, 3, 8)},
-        "out lies in the memory of source_times",
-    ),
+    ({1: SHARED[:16].view(torch.float32).view(2, 4), 3: SHARED[:48].view(2, 3, 8)}, "memory of source_times"),
     ({1: with_time(math.nan)}, r"source_times must be numbers up to 1e\+30; some are larger or NaN"),
-    (
-        {1: with_time(9.0)},
-        "source_times must ascend in each batch; in batch 1, time 3 is smaller than time 2: sort",
-    ),
+    ({1: with_time(9.0)}, "ascend in each batch; in batch 1, time 3 is smaller than time 2: sort"),
 )
 def test_bad_argument_is_one_sentence(change, message):
     given = [change.get(index, tensor) for index, tensor in enumerate(problem())]

@@ -35,10 +35,7 @@ from ch10.tile_pipeline.lesson import experiments, sweep
     ({"op": "stencil", "columns": 48}, "they are 4 x 48"),
     ({"op": "stencil", "columns": 64}, "threads must be a multiple of its columns.* 32 threads compute"),
     ({"op": "stencil", "columns": 32, "threads": 96}, "96 threads compute 4 x 32"),
-    (
-        {"op": "stencil", "columns": 32, "rows": 32, "threads": 1024, "producer": "warp"},
-        "at most 1,024 threads; it has 1024 and a producer warp",
-    ),
+    ({"op": "stencil", "columns": 32, "rows": 32, "threads": 1024, "producer": "warp"}, "at most 1,024 thr"),
     ({"op": "add_shared", "rows": 6, "cluster": 4}, "an equal number of rows.*; 4 CTAs share 6 x 256"),
     ({"op": "add_shared", "columns": 20, "cluster": 2}, "2 CTAs share 4 x 20"),
 )

@@ -294,10 +294,7 @@ def test_a_layer_is_one_graph_for_any_number_of_tokens(small_tiles):
     (lambda a, b, o: (a, b, o[:2]), "offsets must be 3; it is 2"),
     (lambda a, b, o: (a.half(), b, o), "a must be bfloat16 or float8_e4m3fn; it is float16"),
     (lambda a, b, o: (a, b[..., :60], o), "N must be a multiple of 8"),
-    (
-        lambda a, b, o: (a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), o),
-        "K a multiple of 128; K is 64",
-    ),
+    (lambda a, b, o: (a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn), o), "multiple of 128; K is 64"),
     (lambda a, b, o: (random(40, 68)[:, :64], b, o), "a row of a must take a multiple of 16 bytes"),
 )
 def test_a_bad_operand_is_one_sentence(change, message):

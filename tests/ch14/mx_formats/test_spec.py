@@ -239,10 +239,7 @@ def test_tiles_of_scales_have_an_inverse(rows, columns, seed):
     (lambda: number_formats.lookup("mxfp5"), "unknown format 'mxfp5'; choose one of"),
     (lambda: number_formats.quantise(torch.zeros(1, 1), "mxfp5"), "unknown format 'mxfp5'; choose one"),
     (lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["mxfp4"], "up"), "unknown rule 'up'"),
-    (
-        lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["nvfp4"], "ceil"),
-        "the scales of nvfp4 are e4m3",
-    ),
+    (lambda: number_formats.quantise(torch.ones(1, 1), FORMATS["nvfp4"], "ceil"), "scales of nvfp4 are e4m3"),
 )
 def test_bad_input_is_told_in_a_sentence(call, words):
     with pytest.raises(ValueError, match=words):

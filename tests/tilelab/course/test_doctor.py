@@ -257,10 +257,7 @@ def test_torch_compile_is_checked_on_a_gpu_only(machine):
 
 @cases(
     "error, helps",
-    (
-        "InductorError: RuntimeError: Failed to find C compiler. Please specify via CC",
-        "install gcc, or set CC",
-    ),
+    ("InductorError: RuntimeError: Failed to find C compiler. Please specify via CC", "install gcc, or set"),
     ("InvalidCxxCompiler: No working C++ compiler found in config.cpp.cxx: (None, 'g++')", "install g++"),
     ("InductorError: main.c:5:10: fatal error: Python.h: No such file or directory", "python3-dev"),
     ("TritonMissing: Cannot find a working triton installation.", "pip install -r requirements.txt"),

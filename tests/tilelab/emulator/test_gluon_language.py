@@ -333,10 +333,7 @@ def test_a_tuned_kernel_runs_its_first_configuration(kernels):
     ("fence_async_shared(cluster=True)", "does not know cluster=True of fence_async_shared"),
     ("i.to(gl.float16, fp_downcast_rounding='rtz')", "does not know fp_downcast_rounding='rtz'"),
     ("gl.store(p + i + 1, 1.0)", "gl.store at element 32 of a tensor whose memory holds 32"),
-    (
-        "gl.store(p + i, gl.zeros([32], gl.float32, gl.BlockedLayout([2], [32], [4], [0])))",
-        "different layouts meet",
-    ),
+    ("gl.store(p + i, gl.zeros([32], gl.float32, gl.BlockedLayout([2], [32], [4], [0])))", "layouts meet"),
     ("gl.device_assert(i < 5, 'too large')", "device_assert fails in program .0, 0, 0.: too large"),
     ("gl.static_assert(1 == 2, 'never')", "static_assert fails: never"),
     ("while gl.load(p) == 0: pass", "the program does not end"),

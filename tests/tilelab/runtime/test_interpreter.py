@@ -454,11 +454,7 @@ def many_kernel(x, *others):
 @cases(
     "kernel, dtype, reason",
     (many_kernel, torch.float32, r"many_kernel takes \*others, which Triton does not compile: pass a tuple"),
-    (
-        assembly_kernel,
-        torch.float32,
-        r"assembly_kernel, line \d+: Triton's interpreter cannot run inline_asm_elem",
-    ),
+    (assembly_kernel, torch.float32, r"line \d+: Triton's interpreter cannot run inline_asm_elem"),
     (float8_kernel, torch.float8_e5m2, "a GPU has no arithmetic for fp8e5: convert the values to float16"),
     (chain_kernel, torch.float32, r"does not compile a chain of comparisons: write \(a <= x\) & \(x < b\)"),
     (condition_kernel, torch.float32, "a condition has one element, not a block"),

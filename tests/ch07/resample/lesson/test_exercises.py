@@ -131,10 +131,7 @@ FROM_GLOBAL = ("rows + (left[first + i / DEPTH] - first_row)", "features + left[
     "changes, reason",
     # all rows by TMA, or one of them, and then from global memory
     ([FROM_GLOBAL], "the blend reads 71,680 bytes of the features in global memory"),
-    (
-        [FROM_GLOBAL, ("(left[first + count - 1] + 2 - first_row) * DEPTH * 4", "DEPTH * 4")],
-        "the blend reads 71,680 bytes",
-    ),
+    ([FROM_GLOBAL, ("(left[first + count - 1] + 2 - first_row) * DEPTH * 4", "DEPTH * 4")], "reads 71,680"),
     (
         [
             (

@@ -100,10 +100,7 @@ HAS_NO_BARRIER = (
 @cases(
     "changes, fault",
     # the announced bytes
-    (
-        [("(barrier, BYTES)", "(barrier, SHARE)")],
-        "the score of no row: its row|4096 bytes were not announced",
-    ),
+    ([("(barrier, BYTES)", "(barrier, SHARE)")], "the score of no row: its row|4096 bytes were not"),
     ([("(barrier, BYTES)", "(barrier, CLUSTER * BYTES)")], "waits for ever .* still lacks 8192 bytes"),
     # the mask: the own block, right for two blocks only, one too many
     ([("(1 << CLUSTER) - 1", "1 << rank")], "waits for ever .* still lacks 4096 bytes"),
@@ -123,10 +120,7 @@ HAS_NO_BARRIER = (
         "the score of row 288: its stage was refilled before",
     ),
     # at the end: a wait too many
-    (
-        [(REFILL + LAST, AT_ONCE.format("{") + LAST)],
-        "calls cluster_wait without cluster_arrive since the last one",
-    ),
+    ([(REFILL + LAST, AT_ONCE.format("{") + LAST)], "calls cluster_wait without cluster_arrive"),
     # what is given: the parity
     # who calls: one thread of each block meets the cluster; every thread loads
     ([(FIRST, "    __syncwarp();\n    if (leader) cluster_arrive(), cluster_wait();\n")], "waits for ever"),

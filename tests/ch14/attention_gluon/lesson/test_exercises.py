@@ -62,11 +62,7 @@ def test_a_wrong_producer_fails(kernels, change, said):
 
 @cases(
     "version, change, said",
-    (
-        "one_group",
-        ("mbarrier.wait(full, use % 2)", "mbarrier.wait(full, 0)"),
-        "before TMA has landed|still lands",
-    ),
+    ("one_group", ("mbarrier.wait(full, use % 2)", "mbarrier.wait(full, 0)"), "before TMA has|still lands"),
     ("with_producer", ("mbarrier.arrive(v_empty.index(stage), count=1)", ""), "nothing moves any more"),
     (
         "two_consumers",

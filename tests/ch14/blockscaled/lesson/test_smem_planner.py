@@ -166,10 +166,7 @@ def test_six_bits_take_a_byte_and_are_named():
     ({"cluster_shape_mn": (1, 1)}, "the cluster's M is 1; a tile of 256 rows is made by two CTAs"),
     ({"ab_dtype": "Float16"}, "ab_dtype is 'Float16'; choose one of Float4E2M1FN"),
     ({"c_dtype": "Int8"}, "c_dtype is 'Int8'; choose one of"),
-    (
-        {"ab_dtype": "Float8E4M3FN"},
-        "Float8E4M3FN takes scales Float8E8M0FNU over 32, not Float8E8M0FNU over 16",
-    ),
+    ({"ab_dtype": "Float8E4M3FN"}, "takes scales Float8E8M0FNU over 32, not Float8E8M0FNU over 16"),
     ({"tile_k": 96}, "multiple of 64 up to 1,024"),
     ({"tile_k": 64, "sf_vec_size": 32}, "multiple of 128"),
     ({"ab_stages": 0}, "ab_stages is 0; it must be None"),
@@ -184,10 +181,7 @@ def test_refusals_on_blackwell(changes, words):
 
 @cases(
     "choice, words",
-    (
-        tile(256, 256, ab_stages=6),
-        "6 A/B stages of 38,912 B, 2 of C of 8,192 B and the barriers take 250,880 B",
-    ),
+    (tile(256, 256, ab_stages=6), "38,912 B, 2 of C of 8,192 B and the barriers take 250,880 B"),
     (tile(256, 256, ab_stages=8, accumulators="two"), "; and TMEM has 512 columns"),
     (tile(128, 256, c_stages=40), "40 C stages of 8,192 B leave no room for an A/B stage of 55,296 B"),
     (tile(128, 256, tile_k=1024, ab_stages=2), "2 A/B stages of 221,184 B"),
