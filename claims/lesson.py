@@ -9,9 +9,18 @@ from collections.abc import Mapping
 from IPython.display import Markdown
 
 from claims import judge, trial
+from tilelab.records import margins, results
 
 ANSWERS = "holds", "only if", "fails", "open"
 LESSONS = tomllib.loads((judge.ROOT / "claims" / "lesson.toml").read_text(encoding="utf-8"))
+
+
+def show_differences() -> results.Table:
+    """Return the table of how far kernels differ that were timed against themselves, as shares."""
+    found = results.Record(results.load(margins.EXPERIMENT, results.PREFERRED), live=False)
+    rows = [row for row in found.rows if row["way"] in margins.WAYS]
+    caption = f"kernels against themselves, differences as shares; {found.label()}"
+    return results.table(rows, caption, ["kind", "way", "pairs", "median", "largest", "spread"])
 
 
 @functools.cache

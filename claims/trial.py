@@ -60,7 +60,7 @@ def make_policy() -> str:
     """Return how a claim is judged, with today's margins."""
     found = margins.describe_margins(margins.find_margins(results.PREFERRED))
     text = (ROOT / "claims" / "policy.md").read_text(encoding="utf-8").strip()
-    return text.format_map(vars(judge) | {"MARGINS": found}).replace("%", " %")
+    return text.format_map(vars(judge) | {"MARGINS": "#"}).replace("%", " %").replace("#", found)
 
 
 def make_ledger() -> str:

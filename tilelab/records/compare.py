@@ -11,7 +11,8 @@ checkout. Listed are, the worst first:
 
 A ratio may fall by the sum of both spreads, and by a margin. The margin is needed because a spread describes the rounds
 of one run, and two runs differ by more. Each kind of measurement has its own: by how much kernels timed against
-themselves in fresh processes differed (the record `itself` of the GPU, else a default of tilelab.records.margins).
+themselves in fresh processes differed (the record `itself` of the GPU), and no less than the defaults of
+tilelab.records.margins, because recordings of other days and machines differ more.
 --margin gives one margin for all, in per cent of the old ratio.
 
 A time without a peer is never compared, because the clock of the GPU and the load of the CPU change it. The time of one
@@ -93,7 +94,7 @@ def _require_same_gpu(old: Records, new: Records) -> None:
 def list_margins(gpu: str, percent: float | None = None) -> dict[str, float]:
     """Return by how much a ratio of each kind may fall beyond its spread on a GPU; `percent` is one figure for all."""
     if percent is None:
-        return margins.find_margins(gpu, [margins.FRESH])
+        return margins.find_fresh_margins(gpu)
     return dict.fromkeys(margins.KINDS, percent / 100)
 
 
@@ -276,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--margin",
         type=float,
         metavar="PERCENT",
-        help="how far a ratio may fall beyond its spread (default: by its kind, as the record `itself` says)",
+        help="how far a ratio may fall beyond its spread (default: by its kind; see tilelab.records.margins)",
     )
     options = parser.parse_args(arguments)
     if options.margin is not None and not 0 <= options.margin <= 100:

@@ -12,7 +12,7 @@ import pathlib
 import statistics
 
 from tilelab import ROOT
-from tilelab.records import gpus, results
+from tilelab.records import gpus, margins, results
 from tilelab.records.report import make_table
 from tilelab.runtime import device, provenance
 
@@ -44,11 +44,12 @@ TEXT = """\
 The records of the {gpu} come from {old}. This page compares the course's headline figures with the figures of {new}. \
 `python -m tilelab.records.compare --stacks` computes it from the records in `results/{folder}/`.
 
-Each figure is the course's speed relative to the peer's, timed in the same run; above 1 the course is faster. Several \
-rows are summarised by their geometric mean, where the README may show one of them. The peers belong to the software \
-too, so a difference may come from the course's kernel or from the peer. The spread of a row is half of the distance \
-between the quartiles of its rounds. The table adds the spreads of both records and shows the median over the rows. A \
-difference below the spread may be noise.
+Each figure is the course's speed relative to the peer's, timed in the same run; above 1 the course is faster. \
+Several rows are summarised by their geometric mean, where the README may show one of them or another record. The \
+peers belong to the software too, so a difference may come from the course's kernel or from the peer. The spread of a \
+row is half of the distance between the quartiles of its rounds. The table adds the spreads of both records and shows \
+the median over the rows. A difference below the spread may be noise. So may one below the margin of its kind \
+(`tilelab.records.margins`): {margins}.
 
 {table}
 
@@ -126,12 +127,14 @@ def make_page() -> str:
     torches = [f"torch {record['versions']['torch']}" for record in (first, second)]
     tritons = [record["versions"]["triton"] for record in (first, second)]
     old, new = (f"{torch} with Triton {triton}" for torch, triton in zip(torches, tritons))
-    head, rows = ["headline", "rows", *torches, "difference", "spread"], []
+    head, rows = ["headline", "rows", *torches, "difference", "spread", "record"], []
     for words, name, fields in HEADLINES:
-        rows.append([words, *compare_headline(*(records.get(name) for records in found), fields)])
+        cells = compare_headline(*(records.get(name) for records in found), fields)
+        rows.append([words, *cells, f"`{name}`"])
     table, tests = make_table(head, rows), summarise_tests(results.results_folder())
-    gpu = first["device"]["name"]
-    return TEXT.format(gpu=gpu, old=old, new=new, folder=folder.name, table=table, tests=tests)
+    fresh = margins.describe_margins(margins.find_fresh_margins(folder.name))
+    own = {"gpu": first["device"]["name"], "folder": folder.name, "margins": fresh}
+    return TEXT.format(old=old, new=new, table=table, tests=tests, **own)
 
 
 def summarise_tests(folder: pathlib.Path) -> str:

@@ -32,6 +32,7 @@ def test_timings_are_paired_as_each_way_says():
 def test_a_distribution_is_compared_with_the_spreads():
     found = audit.summarise([(2.0, 2.02, 0.08), (1.0, 0.9, 0.04), (1.0, 1.03, 0.04)])
     assert found["pairs"] == 3 and found["median"] == pytest.approx(0.03)
+    assert found["shift"] == pytest.approx(0.01)
     assert found["largest"] == pytest.approx(0.1) and 0.09 < found["percentile_95"] < 0.1
     assert found["spread"] == pytest.approx(0.02) and found["beyond"] == pytest.approx(0.06)
     assert found["within"] == pytest.approx(2 / 3)
@@ -62,5 +63,5 @@ def test_processes_wait_for_their_turn_and_every_kind_gets_its_rows(monkeypatch)
 def test_a_kernel_that_fails_is_named(monkeypatch):
     failed = types.SimpleNamespace(reason="out of memory")
     monkeypatch.setattr(bench, "compare", lambda *_, **__: {audit.FIRST: failed, audit.AGAIN: failed})
-    with pytest.raises(RuntimeError, match="ch14.gemm at .* was not timed: out of memory"):
+    with pytest.raises(RuntimeError, match="ch10.wgmma_gemm at .* was not timed: out of memory"):
         audit.time_beside_itself(audit.make_subjects()[0])
