@@ -445,7 +445,7 @@ class Ladder:
             why = "but not yet timed"
         else:
             codes = {key: code_hash(*version) for key, version in versions.items()} if not record.live else {}
-            found = {tuple(row[key] for key in keys): row["code"] for row in record.rows}
+            found = {tuple(row.get(key) for key in keys): row["code"] for row in record.rows}
             if not record.stale and all(found.get(key, code) == code for key, code in codes.items()):
                 return record
             why = f"but {NOT_TIMED}"
