@@ -77,6 +77,13 @@ def test_every_config_has_a_job(topics):
             assert isinstance(topic.job(config, "sm_90a"), build.Job), (topic, name)
 
 
+def test_public_functions_are_fully_typed(topics):
+    for topic in (topic for topic in topics if hasattr(topic, "__all__")):
+        for name, function in public_functions(topic).items():
+            parts = {**inspect.signature(function).parameters, "return": None}
+            assert parts.keys() <= function.__annotations__.keys(), f"{topic.__name__}.{name}"
+
+
 def test_public_functions_are_described_by_what_they_do(topics):
     for topic in topics:
         for name, function in public_functions(topic).items():
