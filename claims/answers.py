@@ -62,6 +62,12 @@ def compare_with_autotune(evidence: Evidence) -> list[float]:
     return [sweep["seconds"] / autotune["seconds"]]
 
 
+def compare_multicast(evidence: Evidence) -> list[float]:
+    """Return the speed of a search with loads shared over the cluster's barrier, over the one that shares nothing."""
+    speed = {row["version"]: row["ratio"] for row in evidence("ch10_tile_searches")}
+    return [speed["nearest_multicast"] / speed["nearest"]]
+
+
 def compare_quantising(evidence: Evidence) -> list[float]:
     """Return the speed at which the fastest kernel writes MXFP8 and NVFP4, over torch's copy."""
     rows = evidence("ch14_mx_formats_speed")
