@@ -59,7 +59,7 @@ def test_equal_records_are_fine(folders, capsys):
 
 @cases(
     "experiment, factor, is_worse",
-    (SQUARE, 0.90, True),
+    (SQUARE, 0.85, True),
     (SQUARE, 0.97, False),
     (SQUARE, 1.3, False),  # a speed
     (COST, 1.3, True),
