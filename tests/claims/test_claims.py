@@ -271,6 +271,9 @@ def test_the_notebook_says_what_the_rules_say(every):
         words = CLAIMS[name].quotes[0].words.replace("**", "")
         note = next(note for note in trial.NOTES if CLAIMS[name] in note.claims)
         assert f"“{words}” (*{note.title}*)" in prose and "Verdict: " not in prose
+    hold, conditional, _, missing = judge.count_outcomes(every)
+    assert f"*Of {len(every)}*: {hold + conditional} hold, and {conditional} of these only with" in prose
+    assert f": {missing} claims are not settled, because" in prose
     kinds = [each["kind"] for each in lesson.LESSONS.values()]
     assert len(set(kinds)) == len(kinds), "one claim for each kind of error"
 
