@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 import sys
 import types
 
@@ -56,7 +57,7 @@ def test_any_error_of_an_import_is_a_reason(hopper, monkeypatch, tmp_path):
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text(f"raise {error}\n")
         monkeypatch.setenv("TILES_PEERS", str(folder.parent))
-        monkeypatch.setattr(sys, "path", [*sys.path])
+        monkeypatch.setattr(sys, "path", [str(folder.parent), *sys.path])  # before one that is installed
         found = peers.find("deep_gemm")
         assert error.partition("(")[0] in found.reason and "\n" not in found.reason
         sys.path.remove(str(folder.parent))
@@ -74,6 +75,8 @@ def test_a_folder_of_wheels_is_found_with_its_versions(hopper, monkeypatch, tmp_
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: quack-kernels\nVersion: 0.6.5\n")
     monkeypatch.setenv("TILES_PEERS", str(tmp_path))
+    elsewhere = [place for place in sys.path if not os.path.exists(f"{place}/quack")]
+    monkeypatch.setattr(sys, "path", elsewhere)  # without the one that is installed
     try:
         for _ in range(2):
             found = peers.find("quack")
