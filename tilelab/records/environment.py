@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tilelab import ROOT
-from tilelab.runtime import cuda, device, provenance, tuned
+from tilelab.runtime import cuda, device, provenance
 
 COURSE = re.compile(r"(?:ch\d\d|tilelab|claims)(?:\.\w+)*")
 NAMED = re.compile(r"((?:ch\d\d|tilelab|claims)(?:\.\w+)+)(?::(\w+))?")  # "ch14.gemm.kernels:gemm_kernel"
@@ -442,6 +442,8 @@ def hash_own_rows(table: str, gpu: str, rows: Iterable[Mapping]) -> str | None:
     These are the rows of the same shapes, or all rows if a record's row has no shape of a product. What TILES_TUNED
     holds in place of the course's table counts too.
     """
+    from tilelab.runtime import tuned  # which imports torch; the doctor reads this module without
+
     used: list[Any] = []
     with contextlib.suppress(ValueError):  # an operator passes over a damaged table
         used = tuned.load(table, gpu)

@@ -6,7 +6,7 @@ import pytest
 
 from tilelab import ROOT
 from tilelab.records import compare, environment, results
-from tilelab.runtime import device
+from tilelab.runtime import device, tuned
 
 H200 = "NVIDIA H200"
 BENCH, CHECK, PEERS = (f"tilelab/measure/{name}.py" for name in ("bench", "check", "peers"))
@@ -156,7 +156,7 @@ def test_a_record_notices_a_users_own_tuned_rows(monkeypatch, tmp_path):
         }
 
     before = record()
-    monkeypatch.setattr(environment.tuned, "user_folder", lambda: tmp_path)
+    monkeypatch.setattr(tuned, "user_folder", lambda: tmp_path)
     (tmp_path / "nvidia-h200").mkdir()
     tune(10.0, 512)
     assert record() == before, "rows of another shape were not used"
