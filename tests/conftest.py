@@ -10,6 +10,8 @@ import sys
 
 from tilelab.runtime import device
 
+gc.disable()  # until all tests are imported, which leaves hardly any garbage
+
 # A shell's job in the background ignores Ctrl-C, and so does all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -114,8 +116,11 @@ def pytest_collection_modifyitems(items):
         items[:] = spread(items, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    gc.collect()
     gc.freeze()  # modules and tests stay to the end: looking for garbage among them takes part of a second each time
+    gc.enable()
 
 
 def spread(items, processes):

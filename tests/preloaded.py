@@ -4,12 +4,15 @@ The copies come from `multiprocessing`'s fork server. It has imported this file 
 the course, and not Triton: a notebook itself must choose between GPU and interpreter before that import.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
 import sys
 import traceback
 from multiprocessing import forkserver
+
+gc.disable()  # imports leave hardly any garbage
 
 # A kernel sets this as well, but here matplotlib has already read it by then.
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
@@ -23,6 +26,10 @@ import pandas  # noqa: E402, F401
 import pytest  # noqa: E402
 import torch  # noqa: E402, F401
 from jupyter_client.provisioning import local_provisioner  # noqa: E402
+
+gc.collect()
+gc.freeze()  # the copies need not look through all this for garbage: that takes part of a second each time
+gc.enable()
 
 
 def run_nbval(arguments, env, folder, log, timeout_s):

@@ -26,7 +26,8 @@ def _start_server() -> ScriptServer:
     subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", *driver, "-ldl"], check=True)
     # Triton's launcher is built against this driver, so it has a cache of its own.
     paths = {"LD_LIBRARY_PATH": folder, "TRITON_LIBCUDA_PATH": folder}
-    return ScriptServer(BEGIN, TRITON_CACHE_DIR=f"{folder}/triton", **paths)
+    # No kernel runs, so none needs to be quick.
+    return ScriptServer(BEGIN, TRITON_CACHE_DIR=f"{folder}/triton", DISABLE_PTXAS_OPT="1", **paths)
 
 
 def run(script: str) -> str:

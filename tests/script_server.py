@@ -13,8 +13,9 @@ from tilelab import ROOT
 from tilelab.course import notebook
 
 SERVER = """
-import json, os, sys, traceback, torch, triton
+import gc, json, os, sys, traceback, torch, triton
 {begin}
+gc.freeze()
 for line in sys.stdin:
     script, *files = json.loads(line)
     if not (child := os.fork()):

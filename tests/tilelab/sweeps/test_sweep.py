@@ -356,7 +356,7 @@ def test_faults_of_every_kind_in_one_sweep(tmp_path, journal):
     assert resumed.winner["fault"] == ""
 
 
-LIMIT_S = 12
+LIMIT_S, HANG_S = 12, 5
 # Each of them that ends a process costs the start of another one, which imports torch.
 FAULTY = faults.configs(
     tuple(fault for fault in faults.FAULTS if fault not in ("abort in the compiler", "hang"))
@@ -395,7 +395,7 @@ def test_a_worker_that_dies_hangs_or_forks_is_one_row(tmp_path):
 
     odd = [Config(64, fault) for fault in ODD_PROCESS]
     space = OddSpace(folder=str(tmp_path), own="finals die")
-    running = Sweep([*odd, Local(64), *RIGHT], space, limit_s=LIMIT_S)
+    running = Sweep([*odd, Local(64), *RIGHT], space, limit_s=HANG_S)
     rows = running.finish()
     for row, words in zip(rows, ODD_PROCESS.values()):
         assert row["status"] == ("failed" if words else "ok") and words in row["reason"], row
