@@ -43,11 +43,9 @@ REFUSALS = {
 }
 # Records that are older than their code, each with what changed since. Recording one anew means deleting its line here.
 _OLDER = """
-device time ended first: ch10_gemm_sanitizer ch10_tile_sanitizer ch14_attention_sanitizer ch14_blockscaled_sanitizer \
-sweep_cancel sweep_gpus sweep_memory sweep_regret
-faults of host code that no timed call reached: ch14_blockscaled_decode ch14_blockscaled_decode_held_out
-two GPUs were at hand before the last change of its kernels only: ch14_moe_parallel
-the order of NVFP4's second pass; no H100 was at hand: H100/ch14_mx_formats_speed H100/ch14_mx_formats_sweep
+device time ended first: ch14_gemm_claim ch14_gemm_dram ch14_gemm_sweep ch14_languages_speed ch14_moe_parallel \
+ch14_moe_shapes
+no H100 was at hand since: H100/ch14_mx_formats_speed H100/ch14_mx_formats_sweep H100/ch14_gemm_held_out
 no GPU with torch 2.13 was at hand since: torch-2.13/ch07_bulk_speed torch-2.13/ch10_gemm_layers \
 torch-2.13/ch10_tile_speed torch-2.13/ch14_attention_ladder torch-2.13/ch14_blockscaled_fp8 \
 torch-2.13/ch14_compiled_decoder torch-2.13/ch14_gemm_layers torch-2.13/ch14_mx_formats_speed
