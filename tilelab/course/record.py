@@ -11,9 +11,9 @@ are less quiet, because their launches share the CPU.
 tilelab.records.headlines, in about two minutes. --to names a folder for these records; the default is results/<gpu>/,
 or a folder in it where results/<gpu>/ holds headlines of another version of torch.
 
---all is one recording of everything: the notebooks, then each experiment that no notebook has recorded, those with an
-old record first, then the tests. With --side-by-side each GPU takes the next notebook or experiment; what needs several
-GPUs comes last. Records of what needs no GPU stay as long as their code does.
+--all is one recording of everything: the experiments, those with an old record first, then the notebooks, which show
+some of these records and measure the rest, then the tests. With --side-by-side each GPU takes the next notebook or
+experiment; what needs several GPUs comes last. Records of what needs no GPU stay as long as their code does.
 
 Only one recording runs at a time. Exit status: 0 if all ran, 1 if a notebook, an experiment or a test failed, 2 for bad
 usage, no GPU, another recording, too little free memory or nowhere to write, 130 if interrupted.
@@ -259,13 +259,17 @@ def _plan(options: argparse.Namespace, gpus: list[str]) -> Iterator[Callable[[],
         return
     recorded, begin = [], provenance.utc_now()
     paths = _find_notebooks(options.notebooks)
-    judges = (
-        [path for path in paths if path.stem == ALONE[-1]] if options.all else []
-    )  # after the experiments
+    judges = [path for path in paths if path.stem == ALONE[-1]] if options.all else []
+
+    def measure_left() -> int:
+        return _record_experiments(find_left(begin), headlines.find_folder(), chosen)
+
+    if options.all:  # what fails here may be a notebook's, and is tried again after them
+        yield lambda: 130 if measure_left() == 130 else 0
     if measuring := [path for path in paths if path not in judges]:
         yield lambda: _record_notebooks(measuring, recorded, chosen)
     if options.all:
-        yield lambda: _record_experiments(find_left(begin), headlines.find_folder(), chosen)
+        yield measure_left
     if judges:
         yield lambda: _record_notebooks(judges, recorded, chosen)
     if options.all or options.tests:
