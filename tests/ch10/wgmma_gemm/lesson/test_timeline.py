@@ -99,7 +99,11 @@ def test_only_a_build_that_records_reads_the_clock_and_it_spills_nothing(name):
     plain, records = (build.build_one(wgmma_gemm.job(config, more=more)) for more in (None, recorder.RECORD))
     assert records.status == "ok", records.reason
     assert records.registers == plain.registers and not records.spills
-    assert "SR_CLOCK" in records.sass and "SR_CLOCK" not in plain.sass
+    if name in (
+        "1 stage",
+        "one consumer",
+    ):  # one of each kernel: to read the instructions takes as long as to build
+        assert "SR_CLOCK" in records.sass and "SR_CLOCK" not in plain.sass
 
 
 def test_the_events_have_the_numbers_of_the_kernels_enum():
