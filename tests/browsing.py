@@ -14,7 +14,7 @@ import time
 import nbformat
 import pytest
 from ipykernel.kernelspec import write_kernel_spec
-from view_pages import SCREENSHOTS
+from view_pages import SCREENSHOTS, WAIT_MS
 
 from tilelab import ROOT
 from tilelab.course import notebook
@@ -33,7 +33,7 @@ def opened(browser, where, **options):
             lambda route: route.fulfill(content_type="text/css", body=""),
         )
         page = context.new_page()
-        context.set_default_timeout(180_000)  # also of the pages that the test itself opens
+        context.set_default_timeout(WAIT_MS)  # also of the pages that the test itself opens
         errors = []
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))

@@ -13,6 +13,7 @@ SCREENSHOTS = ROOT / "build" / "screenshots"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 # The pages of tests share a renderer: a process of its own would cost each of them half a second.
 ONE_PROCESS = ("--process-per-site", "--renderer-process-limit=1")
+WAIT_MS = 180_000  # for another process, on a busy machine
 SIZES = {"wide": {"width": 1280, "height": 900}, "narrow": {"width": 390, "height": 844}}
 SIZES |= {"720p": {"width": 1280, "height": 720}}
 
@@ -48,6 +49,7 @@ def opened(browser, folder: pathlib.Path, view: views.View, size="wide", scheme=
     )
     if options or not browser.contexts:
         context = browser.new_context(**{"offline": True} | options)
+        context.set_default_timeout(WAIT_MS)
         empty = folder / "empty.html"
         empty.write_text("")
         context.new_page().goto(empty.as_uri())  # its renderer stays for the pages that follow

@@ -12,7 +12,7 @@ import nbconvert
 import nbformat
 import pytest
 from cases import cases
-from view_pages import COLOURS, CROWDED, SCREENSHOTS, photograph
+from view_pages import COLOURS, CROWDED, SCREENSHOTS, WAIT_MS, photograph
 
 from tilelab import views
 from tilelab.course import notebook, site
@@ -285,6 +285,7 @@ LINE_LENGTHS = """() => [...document.querySelectorAll(".rendered_html > p")].map
 def _opened(browser, size, scheme="light"):
     """Yield a page without a network; an error in its console, or a request for anything but a file, fails the test."""
     with contextlib.closing(browser.new_context(viewport=size, color_scheme=scheme, offline=True)) as context:
+        context.set_default_timeout(WAIT_MS)
         page = context.new_page()
         faults = []
         page.on(
