@@ -45,7 +45,9 @@ REFUSALS = {
 _OLDER = """
 device time ended first: ch14_gemm_claim ch14_gemm_dram ch14_gemm_sweep ch14_languages_speed ch14_moe_parallel \
 ch14_moe_shapes
-no H100 was at hand since: H100/ch14_mx_formats_speed H100/ch14_mx_formats_sweep H100/ch14_gemm_held_out
+a compiler's start has not counted to a build's limit since: ch14_bug_hunt_loop
+no H100 was at hand since: H100/ch14_mx_formats_speed H100/ch14_mx_formats_sweep H100/ch14_gemm_held_out \
+H100/sweep_gpus
 no GPU with torch 2.13 was at hand since: torch-2.13/ch07_bulk_speed torch-2.13/ch10_gemm_layers \
 torch-2.13/ch10_tile_speed torch-2.13/ch14_attention_ladder torch-2.13/ch14_blockscaled_fp8 \
 torch-2.13/ch14_compiled_decoder torch-2.13/ch14_gemm_layers torch-2.13/ch14_mx_formats_speed

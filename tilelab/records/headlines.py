@@ -42,7 +42,8 @@ TEXT = """\
 # Two versions of torch
 
 The records of the {gpu} come from {old}. This page compares the course's headline figures with the figures of {new}. \
-`python -m tilelab.records.compare --stacks` computes it from the records in `results/{folder}/`.
+`python -m tilelab.records.compare --stacks` computes it from the records in `results/{folder}/`. \
+Those of {torch} were made on {days}; a row whose kernel has changed since says “recorded from other code”.
 
 Each figure is the course's speed relative to the peer's, timed in the same run; above 1 the course is faster. \
 Several rows are summarised by their geometric mean, where the README may show one of them or another record. The \
@@ -133,7 +134,9 @@ def make_page() -> str:
         rows.append([words, *cells, f"`{name}`"])
     table, tests = make_table(head, rows), summarise_tests(results.results_folder())
     fresh = margins.describe_margins(margins.find_fresh_margins(folder.name))
+    days = " and ".join(sorted({record["recorded"][:10] for record in found[1].values()}))
     own = {"gpu": first["device"]["name"], "folder": folder.name, "margins": fresh}
+    own |= {"torch": torches[1], "days": days}
     return TEXT.format(old=old, new=new, table=table, tests=tests, **own)
 
 
