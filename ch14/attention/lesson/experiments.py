@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import re
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ch14 import attention
 from ch14.attention import few_queries, hopper_kernel, job, kernels, split_hopper_kernel, split_kernels
 from ch14.attention.configs import HEAD_DIMS, SPLIT_US, AttentionConfig, best_config, configs
+from ch14.attention.lesson import races
 from tilelab.measure import bench, check
 from tilelab.records import results
 from tilelab.runtime import build, device, provenance
@@ -333,32 +333,31 @@ def sanitizer_cases() -> None:
 def run_sanitizers():
     """Run compute-sanitizer on `sanitizer_cases`, tool by tool.
 
-    Racecheck reports the byte from which each warp of a kernel with roles reads its role. Barriers of the whole block
-    order that byte, but each role waits at another address, which racecheck does not see. A row with no other race is
-    right.
+    Racecheck reports reads of what the first warps of a kernel with roles hand over to the others. A row with no other
+    race is right: see `races.find_shared_reads`.
     """
-    rows = check.sanitize("ch14.attention.lesson.experiments", "attention")
-    known = {f"Read access at {place}" for place in _find_role_reads()}
-    for row in rows:
-        if row.get("races") and set(row["races"]) <= known:
-            why = "all of the byte that tells a warp its role, which barriers of the whole block order"
-            row |= {"status": "ok", "reason": f"{row['reason'].rpartition(': ')[2]}, {why}"}
-    return rows
+    return judge_races(check.sanitize("ch14.attention.lesson.experiments", "attention"))
 
 
-def _find_role_reads() -> set[str]:
-    """Return where kernels read a role, kernel+offset: a byte, loaded after a barrier of all warps, then a branch."""
-    target = device.current().target
+def judge_races(rows: list[dict]) -> list[dict]:
+    """Return the rows of `check.sanitize`; one whose races are all reads of what warps hand over becomes "ok".
+
+    A race names a kernel and an offset, but not which of the kernel's builds. So all of the builds that read shared
+    memory at this offset must read there what is handed over.
+    """
+    target, builds = device.current().target, {}
     jobs = [
         job(config, target, d, causal)
         for d, causal in itertools.product(HEAD_DIMS, (False, True))
         for config in [*ladder_here(d).values(), *list_split_steps(d)]
         if "hopper" in config.kernel
     ]
-    pattern = r"BAR\.SYNC\S* 0x1 ;(?:(?!BAR\.)[\s\S]){0,900}?/\*(\w+)\*/\s+LDS\.U8 "
-    pattern += r"(?:(?!EXIT)[\s\S]){0,2400}? BRX "
-    return {
-        f"{report.job.kernel.rpartition(':')[2]}+0x{int(offset, 16):x}"
-        for report in build.build(jobs)
-        for offset in re.findall(pattern, report.sass)
-    }
+    for report in build.build(jobs):
+        for offset, ordered in races.find_shared_reads(report.sass).items():
+            place = f"Read access at {report.job.kernel.rpartition(':')[2]}+0x{offset:x}"
+            builds[place] = builds.get(place, True) and ordered
+    why = "all of roles and arguments that warps hand over between barriers of the whole block"
+    for row in rows:
+        if row.get("races") and all(builds.get(place) for place in row["races"]):
+            row |= {"status": "ok", "reason": f"{row['reason'].rpartition(': ')[2]}, {why}"}
+    return rows
