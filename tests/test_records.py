@@ -451,9 +451,6 @@ def test_blockscaled_epilogue_gains_by_each_fusion_and_split_k_by_few_tiles_only
     split = {row["where"]: row for row in judged if row["claim"] == "split-K"}
     assert split["tiles for every SM"]["verdict"] in ("less", "it costs")  # the notebook's verdict says so
     assert split["tiles for a quarter of the SMs"]["verdict"] == "more"
-    of = {name.rpartition(" ")[0]: row["from"] for name, row in split.items() if name.startswith("against")}
-    # The tile that is chosen, which is measured apart if it is none of the others.
-    assert of["against the same tile,"] in ("unsplit, low", "same tile, unsplit")
 
 
 # ---- chapter 14: the bug hunt

@@ -48,10 +48,18 @@ def fails_only_on(evidence: Evidence, targets: str, stage: str) -> Ruling:
 
 
 @rule
-def loops_build(evidence: Evidence, build: dict) -> Ruling:
-    """Judge whether all loops of a Triton for a target build, at 4 stages, 8 warps and BLOCK_K = 64."""
+def loops_build(evidence: Evidence, build: dict, config: str) -> Ruling:
+    """Judge whether all loops of a Triton for a target build (4 stages, 8 warps, BLOCK_K = 64), and a tile fits."""
     outcomes = list_outcomes(evidence(MATRIX, hunt="loop", **build))
-    return decide(set(outcomes) == {"builds"}, building=outcomes.count("builds"), builds=len(outcomes))
+    tile = evidence("ch14_gemm_claim", name="proposed", config=config)[0]
+    build_all = set(outcomes) == {"builds"}
+    return decide(
+        build_all and tile["status"] == "ok",
+        build_all,
+        building=outcomes.count("builds"),
+        builds=len(outcomes),
+        tile=tile,
+    )
 
 
 @rule
@@ -150,9 +158,10 @@ def fails_with_newer_ptxas(evidence: Evidence, build: dict) -> Ruling:
 
 @rule
 def builds_as_installed(evidence: Evidence, build: dict) -> Ruling:
-    """Judge whether all loops by descriptor build as pip installs Triton, or with a newer ptxas."""
+    """Judge whether all loops of a build build as pip installs Triton, or with a newer ptxas."""
     own = list_outcomes(evidence(MATRIX, **build))
-    newer = list_outcomes(evidence(PTXAS, LOADS=build["LOADS"]))
+    loads = {axis: value for axis, value in build.items() if axis == "LOADS"}
+    newer = list_outcomes(evidence(PTXAS, **loads))
     return decide(
         set(own) == {"builds"},
         set(newer) == {"builds"},

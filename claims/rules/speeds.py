@@ -151,16 +151,19 @@ def more_warps_are_faster(evidence: Evidence, few: int, many: int) -> Ruling:
 
 
 @rule
-def each_stage_gains(evidence: Evidence, kernel: str) -> Ruling:
-    """Judge whether each added stage makes the product faster, or the first one does."""
-    speed = {row["stages"]: get_ratio(row) for row in evidence("ch14_gemm_stages", kernel=kernel)}
-    gains = [
-        evidence.is_better(speed[stages + 1], speed[stages])
-        for stages in sorted(speed)
+def each_stage_gains(evidence: Evidence, kernel: str, few: int) -> Ruling:
+    """Judge whether each added stage makes the product faster, or those up to a few stages do."""
+    rows = evidence("ch14_gemm_stages", kernel=kernel)
+    speed = {row["stages"]: get_ratio(row) for row in rows}
+    gains = {
+        stages + 1: evidence.is_better(speed[stages + 1], speed[stages])
+        for stages in speed
         if stages + 1 in speed
-    ]
+    }
     listed = [f"{ratio:.2f} with {stages}" for stages, ratio in sorted(speed.items())]
-    return decide(all(gains), gains[0], listed=listed)
+    resident = [str(row["programs_per_sm"]) for row in sorted(rows, key=lambda row: row["stages"])]
+    up_to_few = all(gain for stages, gain in gains.items() if stages <= few)
+    return decide(all(gains.values()), up_to_few, listed=listed, resident=resident)
 
 
 @rule
@@ -281,7 +284,7 @@ def product_gains(evidence: Evidence, modes: list[str], **said: float) -> Ruling
 
 @rule
 def autotune_engages_tma(evidence: Evidence, mode: str) -> Ruling:
-    """Judge whether the kernels of a product and of an MLP in this mode of torch.compile execute TMA, or products do.
+    """Judge whether a kernel that this mode of torch.compile makes for a product or an MLP executes TMA.
 
     A product stays with cuBLAS, whose kernels the profiler saw in eager mode.
     """
@@ -290,10 +293,8 @@ def autotune_engages_tma(evidence: Evidence, mode: str) -> Ruling:
     products = [kernel["kernel"] for row in rows for kernel in row["kernels"] if "nvjet" in kernel["kernel"]]
     generated = {name: counts["UTMALDG"] for row in rows for name, counts in row["triton"].items()}
     used = sum(counted.get(kernel, 0) > 0 for kernel in products)
-    products_do = 0 < used == len(products)
     return decide(
-        products_do and all(generated.values()),
-        products_do,
+        any(generated.values()),
         used=used,
         products=len(products),
         generated=[f"{name} {count}" for name, count in generated.items()],
@@ -301,21 +302,14 @@ def autotune_engages_tma(evidence: Evidence, mode: str) -> Ruling:
 
 
 @rule
-def flash_attention_gains(evidence: Evidence, names: list[str], **said: list[float]) -> Ruling:
-    """Judge whether a kernel of these names is so much faster than attention in steps and than FlashAttention-2."""
+def flash_attention_gains(evidence: Evidence, measured: str, successor: str, **said: list[float]) -> Ruling:
+    """Judge whether a kernel is so much faster than three others, or than attention in steps; or show its successor."""
     shape = evidence("ch14_attention_ladder", causal=False)[0]["shape"]
     rows = evidence("ch14_attention_peers", causal=False, status="ok", shape=shape)
     speed = {row["name"]: get_ratio(row) for row in rows}
-    measured = next((name for name in speed if name.startswith(tuple(names))), None)
-    if measured is None:
-        return leave_open(
-            measured="FlashAttention-2", over_eager=speed["flash"] / speed["eager"], over_flash=1.0
-        )
-    over_eager, over_flash = (speed[measured] / speed[other] for other in ("eager", "flash"))
-    return decide(
-        evidence.agrees(over_eager, **said) and evidence.agrees(over_flash, **said),
-        evidence.agrees(over_eager, **said),
-        measured=measured,
-        over_eager=over_eager,
-        over_flash=over_flash,
-    )
+    name = measured if measured in speed else successor
+    gains = {f"over_{other.lower()}": speed[name] / speed[other] for other in ("eager", "flash", "cuDNN")}
+    if name == successor:
+        return leave_open(name=name, **gains)
+    reached = [evidence.agrees(gain, **said) for gain in gains.values()]
+    return decide(all(reached), reached[0], name=name, **gains)

@@ -266,7 +266,8 @@ def verdicts(impacts: Rows, epilogue: Rows, thin: Rows, bf16: Rows = (), workers
     """Return a row per pair of measurements: the note's band, the time saved from one to the other, and the verdict.
 
     `bf16` are rows of `note_attempts.hopper_rows`: chapter 10's kernel at 4096 cubed. Of `workers`, the rows of
-    `measure_tile_warps`, only the case counts in which another number than four saves most.
+    `measure_tile_warps`, only the case counts in which another number than four saves most. The module's choice is a
+    case of split-K only if it splits.
     """
     pairs, ratio = [], operator.itemgetter("ratio")  # (claim, where, slow row, fast row)
     if bf16:
@@ -290,11 +291,12 @@ def verdicts(impacts: Rows, epilogue: Rows, thin: Rows, bf16: Rows = (), workers
         )
         pairs.append(("warps", where, four, best))
     at_split = [row for row in thin if tuple(row["shape"]) == SPLIT and row.get("ratio")]
-    split = next(row for row in at_split if row["name"] == "course")
-    unsplit = [row for row in at_split if "unsplit" in row["name"]]
-    same_tile = next(row for row in unsplit if row["config"] == re.sub(r" · \d+ splits", "", split["config"]))
-    pairs.append(("split-K", "against the same tile, unsplit", same_tile, split))
-    pairs.append(("split-K", "against the fastest unsplit tile", max(unsplit, key=ratio), split))
+    for split in (row for row in at_split if row["name"] == "course" and "splits" in row["config"]):
+        unsplit = [row for row in at_split if "unsplit" in row["name"]]
+        alone = re.sub(r" · \d+ splits", "", split["config"])
+        same_tile = next(row for row in unsplit if row["config"] == alone)
+        pairs.append(("split-K", "against the same tile, unsplit", same_tile, split))
+        pairs.append(("split-K", "against the fastest unsplit tile", max(unsplit, key=ratio), split))
     rows = []
     for claim, where, slow, fast in sorted(pairs, key=lambda pair: list(CLAIMED).index(pair[0])):
         # The ratios to the peers beside them, and not the times, because the clock moves.

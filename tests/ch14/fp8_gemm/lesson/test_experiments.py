@@ -174,6 +174,8 @@ def test_verdicts_compare_the_right_rows():
     shape = list(experiments.SPLIT)
     split = [row(name, ms, config=config) | {"shape": shape} for name, ms, config in timed]
     bf16 = [row("", 1.0, 2.0, stages=6), row("", 1.1, 0.5, stages=4), row("", 4.0, stages=2)]
+    unsplit = [split[0], split[-1] | {"config": "tile b · early"}]
+    assert not any(each["claim"] == "split-K" for each in verdicts(impacts, epilogue, unsplit))
     found = verdicts(impacts, epilogue, [row("course", 9), *split], bf16)
     seen = [(each["claim"], each["from"], each["to"], each["time saved"], each["verdict"]) for each in found]
     assert seen == [
