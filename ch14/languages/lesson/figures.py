@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import statistics
 import textwrap
 
 from ch14.languages import TITLES
@@ -51,6 +52,13 @@ def name_shape(shape) -> str:
     return f"{m}³" if m == n == k else f"{m} tokens, {part}\n{n} × {k}"
 
 
+def name_tile(config: dict) -> str:
+    """Return rows × columns × depth of a configuration's tile."""
+    tile = config.get("tile") or config.get("block_sizes")
+    tile = tile or [size for name, size in config.items() if name.lower().startswith("block_")]
+    return " × ".join(map(str, tile if len(tile) == 3 else [*tile, 64]))  # CUDA C++ has no other depth
+
+
 def draw_speed(record: results.Record) -> plots.Picture:
     """Draw the speed of each language at each shape, with the spread, beside cuBLAS."""
     rows = [row for row in record.rows if row["kind"] == "speed" and row.get("ratio")]
@@ -63,17 +71,16 @@ def draw_speed(record: results.Record) -> plots.Picture:
         heights = [len(shapes) - shapes.index(tuple(row["shape"])) + 0.32 - 0.08 * place for row in mine]
         values, spreads = [row["ratio"] for row in mine], [row["spread"] for row in mine]
         mark = "D" if name in LIBRARIES else "o"
-        look = {"fmt": mark, "ms": 3.5, "capsize": 1.5, "color": COLOURS[name], "label": named[name]}
+        look = {"fmt": mark, "ms": 2.5, "capsize": 2.5, "color": COLOURS[name], "label": named[name]}
         if mine:
             axes.errorbar(values, heights, xerr=spreads, mfc="none" if name == "quack" else None, **look)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(shapes), 0, -1), [name_shape(shape) for shape in shapes], fontsize=7.5)
     axes.set_xlabel("speed × cuBLAS; bars: half the distance of the quartiles", fontsize=7.5)
-    axes.set_xlim(left=0)
     axes.grid(axis="x", color="#eeeeee")
     for place in range(1, len(shapes)):
         axes.axhline(place + 0.5, color="#eeeeee", linewidth=0.8)
-    axes.legend(fontsize=6.5, framealpha=1, edgecolor="white", loc="upper left")
+    axes.legend(fontsize=6.5, frameon=False, ncol=5, loc="lower center", bbox_to_anchor=(0.4, 1))
     said = ["A group of dots for each shape: the speed of each language over cuBLAS."]
     for shape in shapes:
         mine = [f"{row['name']} {row['ratio']:.2f}" for row in rows if tuple(row["shape"]) == shape]
@@ -82,14 +89,15 @@ def draw_speed(record: results.Record) -> plots.Picture:
 
 
 def tabulate_speed(record: results.Record) -> results.Table:
-    """Return a folded table of the speed of each language over cuBLAS, a row for each shape."""
+    """Return a folded table: the speed of each language over cuBLAS and its tile, a row for each shape."""
     rows: dict[str, dict] = {}
     for name, title in ({**TITLES, **LIBRARIES}).items():
         for row in record.rows:
             if row["kind"] == "speed" and row["language"] == name and row.get("ratio"):
                 shape = name_shape(row["shape"]).replace("\n", ", ")
-                rows.setdefault(shape, {"× cuBLAS": shape})[title] = f"{row['ratio']:.2f}"
-    table = results.table(list(rows.values()), f"the speeds of the picture; {record.label()}")
+                tile = f" ({name_tile(row['config'])})" if row["config"] else ""
+                rows.setdefault(shape, {"× cuBLAS (tile)": shape})[title] = f"{row['ratio']:.2f}{tile}"
+    table = results.table(list(rows.values()), f"the speeds of the picture, with the tile; {record.label()}")
     return dataclasses.replace(table, folded=len(rows))
 
 
@@ -109,7 +117,7 @@ def draw_tuning(record: results.Record, shape=SQUARE) -> plots.Picture:
         if failed:
             plots.write_note(axes, 1.08, height, f"{failed} did not run")
         if ratios:
-            said.append(f"{named} {ratios[len(ratios) // 2]:.2f} to {ratios[-1]:.2f}")
+            said.append(f"{named} {statistics.median(ratios):.2f} to {ratios[-1]:.2f}")
     axes.set_yticks(range(len(TITLES), 0, -1), TITLES.values(), fontsize=7.5)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xlim(0, 1.35)
@@ -123,7 +131,7 @@ def tabulate_effort(record: results.Record) -> results.Table:
     for name, title in TITLES.items():
         row = find_row(record, "language", name)
         kernel, host = count_lines(name)
-        built = sorted(row.get("build_s") or [])
+        built = row.get("build_s") or []
         tried = [each for each in record.rows if each["kind"] == "tuning" and each["language"] == name]
         ratios = sorted(each["ratio"] for each in tried if each.get("ratio"))
         best = find_row(record, "speed", name, SQUARE).get("ratio")
@@ -134,11 +142,11 @@ def tabulate_effort(record: results.Record) -> results.Table:
                 "lines of the host": host or "in the kernel's",
                 "words to know": count_words(name),
                 "seconds to import": f"{row['import_s']:.1f}" if row.get("import_s") else None,
-                "seconds to compile one": f"{built[len(built) // 2]:.2f}" if built else None,
+                "seconds to compile one": f"{statistics.median(built):.2f}" if built else None,
                 "seconds to build all 24": f"{sum(built):.0f}" if built else None,
                 "of 24, ran": len(ratios) if tried else None,
                 "slowest × cuBLAS": f"{ratios[0]:.2f}" if ratios else None,
-                "median × cuBLAS": f"{ratios[len(ratios) // 2]:.2f}" if ratios else None,
+                "median × cuBLAS": f"{statistics.median(ratios):.2f}" if ratios else None,
                 "best × cuBLAS at 4096³": f"{best:.2f}" if best else None,
             }
         )
@@ -150,18 +158,11 @@ def tabulate_code(record: results.Record) -> results.Table:
     rows = []
     for row in (row for row in record.rows if row["kind"] == "code"):
         counts = row.get("counts", {})
-        config = row["config"]
-        tile = (
-            config.get("tile")
-            or config.get("block_sizes")
-            or [v for k, v in config.items() if "LOCK" in k.upper()]
-        )
-        tile = tile if len(tile) == 3 else [*tile, 64]  # CUDA C++ has no other depth
         spills = ", with four warps" if row.get("spills") else ""
         rows.append(
             {
                 "language": row["name"] + spills,
-                "tile": " × ".join(map(str, tile)),
+                "tile": name_tile(row["config"]),
                 "blocks × threads": f"{row['grid'][0] * row['grid'][1]} × {row['block'][0]}"
                 if "grid" in row
                 else None,
@@ -169,7 +170,6 @@ def tabulate_code(record: results.Record) -> results.Table:
                 "spilled bytes": row.get("spills"),
                 "shared KiB": round(row["smem"] / 1024) if "smem" in row else None,
                 "TMA loads": counts.get("UTMALDG", 0),
-                "other async loads": counts.get("LDGSTS", 0),
                 "TMA stores": counts.get("UTMASTG", 0),
                 "wgmma": counts.get("HGMMA", 0),
             }

@@ -89,6 +89,7 @@ def test_what_a_missing_language_would_compile_is_not_judged(monkeypatch, capsys
     for name in ("cute", "cutile", "helion", "tilelang"):
         exercises.check("Exercise 2", name, ANSWERS[name])
     assert capsys.readouterr().out.count("not checked (") == 4
+    assert exercises.choose_config("cutile")["num_worker_warps"] == 8  # with four, the tile spills
 
 
 def test_a_worker_answers_errors_and_death():
@@ -103,8 +104,10 @@ def test_a_worker_answers_errors_and_death():
 
 def test_a_language_that_was_missing_leaves_its_figures_out():
     row = {"kind": "language", "name": "Triton", "language": "triton", "status": "failed"}
+    row["build_s"] = [4.0, 1.0]
     record = results.Record(results.make_record("ch14_languages_speed", [row], "0" * 16), live=True)
-    assert len(figures.tabulate_effort(record).rows) == len(TITLES)
+    effort = figures.tabulate_effort(record).rows
+    assert len(effort) == len(TITLES) and "2.50" in effort[list(TITLES).index("triton")]
     exercises.show_listings(record)
 
 
