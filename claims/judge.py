@@ -39,13 +39,18 @@ ABOUT = 0.2  # "about 2" means 1.6 to 2.4
 
 
 def agrees(
-    value: float, gain: float | Sequence[float] = (), state: Sequence[float] = (), margin: float = MARGIN
+    value: float,
+    gain: float | Sequence[float] = (),
+    state: Sequence[float] = (),
+    about: bool = False,
+    margin: float = MARGIN,
 ) -> bool:
     """Return whether a measured value agrees with what a note says: the one place where the policy is applied.
 
     `gain` is a figure or a range that speaks for the note's advice: its lower end is a lower bound. `state` is a range
-    with two ends. The margin widens each end.
+    with two ends. The margin widens each end, and ABOUT does if the note says "about" or "~".
     """
+    margin = max(margin, ABOUT * about)
     low, high = state or (min(gain) if isinstance(gain, Sequence) else gain, math.inf)
     return low * (1 - margin) <= value <= high * (1 + margin)
 

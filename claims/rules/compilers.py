@@ -131,14 +131,13 @@ def uses_instruction(evidence: Evidence, new: str, old: str, num_warps: int) -> 
 
 @rule
 def fixed_in(evidence: Evidence, version: str, stage: str) -> Ruling:
-    """Judge whether no build with this version of Triton fails in the pass; or those that fail carry a tile."""
+    """Judge whether no build with this version of Triton fails in the pass."""
     failed = sorted({row["triton"] for row in evidence(MATRIX, stage=stage)})
     rows = [row for row in evidence(LOOP) if row["triton"].startswith(version)]
     failures = find_failures(rows)
     carried = len(find_carrying(failures))
     return decide(
         not any(each.startswith(version) for each in failed),
-        carried == len(failures),
         failed=failed or ["none"],
         failures=len(failures),
         builds=len(rows),

@@ -8,7 +8,7 @@ import torch
 
 from ch14.blockscaled.lesson import note_attempts
 from ch14.fp8_gemm.lesson import impacts as blockscaled_impacts
-from claims.judge import ABOUT, Evidence, Ruling, decide, leave_open, rule
+from claims.judge import Evidence, Ruling, decide, leave_open, rule
 from tilelab.course import doctor
 from tilelab.measure import bench
 from tilelab.runtime import device, tensor_map
@@ -51,16 +51,12 @@ def driver_is_new_enough(evidence: Evidence, driver: int) -> Ruling:
 
 
 @rule
-def shares_follow(evidence: Evidence, n: int, tflops: list[float], gbps: float, shares: list[str]) -> Ruling:
-    """Judge whether a product that moves A and B in bf16 and C in fp32 once uses these shares of a bandwidth.
-
-    The second share must also be about twice the first.
-    """
+def shares_follow(evidence: Evidence, n: int, tflops: list[float], gbps: float) -> Ruling:
+    """Judge whether the shares of a bandwidth double. No B200 was measured; what the note's rates give is known."""
     found = [8 * n**2 / (2 * n**3 / (rate * 1e12)) / 1e9 / gbps * 100 for rate in tflops]
-    twice = abs(found[1] / found[0] / 2 - 1) <= ABOUT
-    return decide(
-        twice and [f"{share:.1f}" for share in found] == shares, found=found, times=found[1] / found[0]
-    )
+    counters = sorted(evidence("ch14_gemm_dram", shape=[n] * 3), key=lambda row: -row["ns"])
+    counted = {row["name"]: row["dram_percent"] for row in counters}  # the fastest is last
+    return leave_open(found=found, times=found[1] / found[0], counted=counted)
 
 
 @rule
@@ -113,10 +109,8 @@ def share_written(warps: int, depth: int = 128) -> float:
 
 @rule
 def writes_every_output(evidence: Evidence, warps: list[int]) -> Ruling:
-    """Judge whether the printed parts together write every output in any block, or in a block of one warp."""
-    shares = {count: share_written(count) for count in (1, *warps)}
-    written = [f"{100 * shares[count]:.0f} % with {count} warps" for count in warps]
-    return decide(min(shares.values()) == 1, shares[1] == 1, written=written)
+    """Judge whether the kernel writes every output. The note prints parts of it; what these may write is known."""
+    return leave_open(written=[f"{100 * share_written(count):.0f} % with {count} warps" for count in warps])
 
 
 @rule

@@ -77,19 +77,13 @@ def persistent_grid_is_faster(evidence: Evidence) -> Ruling:
 
 
 @rule
-def coalescing_gains(evidence: Evidence, **said: list[float]) -> Ruling:
-    """Judge whether reads of neighbours by neighbours are so much faster than both other orders, or than one."""
+def coalescing_gains(evidence: Evidence) -> Ruling:
+    """Judge whether reads of neighbours by neighbours gain so much. The note names no other order; two are known."""
     rows = evidence("ch07_resample_searches", searches="one thread", status="ok")
     speed = {row["order"]: row["ratio"] for row in rows}
     others = {"every fourth element": audit.EVERY_FOURTH, "a row each": audit.A_ROW_PER_LANE}
     gains = {what: speed[audit.NEIGHBOURS] / speed[order] for what, order in others.items()}
-    inside = [what for what, gain in gains.items() if evidence.agrees(gain, **said)]
-    return decide(
-        len(inside) == len(gains),
-        inside,
-        gains=[f"{gain:.2f} × over lanes that read {what}" for what, gain in gains.items()],
-        inside=inside,
-    )
+    return leave_open(gains=[f"{gain:.2f} × over lanes that read {what}" for what, gain in gains.items()])
 
 
 @rule

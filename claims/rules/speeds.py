@@ -242,17 +242,14 @@ def find_bandwidth(evidence: Evidence, tma: bool) -> list[float]:
 
 @rule
 def bandwidth_with_tma(evidence: Evidence, **said: list[float]) -> Ruling:
-    """Judge whether copies by TMA reach this share of the peak in every order of their chunks, or in the best order."""
+    """Judge whether the fastest copy and the fastest a x + y by TMA reach this share of the peak; show all orders."""
     fastest = find_bandwidth(evidence, tma=True)
     orders = [
         100 / device.KNOWN["H200"].peak_gbps * row["gbps"]
         for row in evidence("ch07_bulk_fronts", op="copy")
         if row["config"].startswith("bulk")
     ]
-    reached, in_every_order = (
-        all(evidence.agrees(each, **said) for each in found) for found in (fastest, orders)
-    )
-    return decide(reached and in_every_order, reached, fastest=fastest, orders=orders)
+    return decide(all(evidence.agrees(each, **said) for each in fastest), fastest=fastest, orders=orders)
 
 
 @rule
