@@ -27,7 +27,8 @@ HEAD = """\
 
 Five field notes, written by others, make confident claims about TMA, Triton and block scaling. The notes are not part \
 of this repository. This page quotes a few words of each claim, says how the claim was tested, and gives the verdict. \
-`python -m claims --write` computes the page from the records in `results/`. Nothing on it is typed by hand.
+`python -m claims --write` computes the page from the records in `results/`, and from the documents, rules and packages\
+ that a row names.
 
 [The five field notes](docs/field-notes.md) says who wrote the notes and when. The summaries below are ours."""
 

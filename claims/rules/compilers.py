@@ -6,7 +6,7 @@ The records hold 864 builds of Triton 3.5.0 for sm_100a, and twelve loops per Tr
 from __future__ import annotations
 
 import collections
-import operator
+import itertools
 
 from claims import builds
 from claims.judge import Evidence, Ruling, decide, rule
@@ -108,14 +108,23 @@ def descriptors_needed(evidence: Evidence) -> Ruling:
 
 
 @rule
-def fails_more_often(evidence: Evidence, axis: str) -> Ruling:
-    """Judge whether more builds fail, the larger the axis is."""
-    failures = find_failures(evidence(LOOP))
-    by_value = sorted(collections.Counter(row[axis] for row in failures).items())
-    counts = [count for _, count in by_value]
+def fails_more_often(evidence: Evidence, axes: list[str]) -> Ruling:
+    """Judge whether more builds fail, the larger each of the axes is."""
+    rows = evidence(LOOP)
+    failures = find_failures(rows)
+    counts = {
+        axis: {
+            value: sum(row[axis] == value for row in failures)
+            for value in sorted({row[axis] for row in rows})
+        }
+        for axis in axes
+    }
     return decide(
-        all(map(operator.lt, counts, counts[1:])),
-        by_value=[f"{value}: {count}" for value, count in by_value],
+        all(few < more for found in counts.values() for few, more in itertools.pairwise(found.values())),
+        counts={
+            axis: ", ".join(f"{value}: {count}" for value, count in found.items())
+            for axis, found in counts.items()
+        },
         carried=len(find_carrying(failures)),
         failures=len(failures),
     )
