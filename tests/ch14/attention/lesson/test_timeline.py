@@ -176,7 +176,7 @@ def test_the_record_shows_what_the_notebook_says():
         for lane in recording["lanes"]
     }
     scope = waits.pop("producer")[0]  # the first wait for K finds its stage empty
-    # most waits are short, and the start and the scopes are most of the waiting
+    # most waits are short beside a product, and the start and the scopes are most of the waiting
     for lane, each in waits.items():
         start = sum(
             row["end"] - row["begin"]
@@ -184,7 +184,7 @@ def test_the_record_shows_what_the_notebook_says():
             if (row["lane"], row["kind"]) == (lane, "wait")
             and row["end"] <= products[lane, 0, 0, False]["begin"]
         )
-        assert statistics.median(each) < 2 * scope and start + len(each) * scope > sum(each) / 2
+        assert statistics.median(each) < recorder.PRODUCT_CYCLES / 2 and start + len(each) * scope > sum(each) / 2
 
 
 def test_a_trace_without_scopes_is_refused():
