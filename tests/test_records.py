@@ -47,6 +47,7 @@ the races that it holds were judged again by a later filter: ch14_attention_sani
 device time ended first: ch14_gemm_claim ch14_gemm_dram ch14_gemm_sweep ch14_languages_speed ch14_moe_parallel \
 ch14_moe_shapes
 a compiler's start has not counted to a build's limit since: ch14_bug_hunt_loop
+a check without a GPU allows one of four scales since: ch14_blockscaled_fused
 no H100 was at hand since: H100/ch14_mx_formats_speed H100/ch14_mx_formats_sweep H100/ch14_gemm_held_out \
 H100/sweep_gpus
 no GPU with torch 2.13 was at hand since: torch-2.13/ch07_bulk_speed torch-2.13/ch10_gemm_layers \

@@ -174,7 +174,7 @@ def check_epilogue(prepare: Callable) -> str:
     """Run a product with bias, SiLU and MXFP8 on ragged shapes; return "" or what is wrong.
 
     Sums may be added in another order, so that a code may differ by one step. A scale may differ where the largest
-    number of its block lies beside a power of two.
+    number of its block lies beside a power of two: one in a hundred does, so one may where there are only four.
     """
     where = _where() if device.current().has_tma else "cpu"
     for shape in CASES[where]:
@@ -187,7 +187,7 @@ def check_epilogue(prepare: Callable) -> str:
             return f"{shape}: {fault}"
         out, out_scales = memory.tensors[-2:]
         apart = (out_scales.int() - wanted.scales.int()).abs()
-        if int(apart.max()) > 1 or float((apart > 0).float().mean()) > 0.02:
+        if int(apart.max()) > 1 or int((apart > 0).sum()) > max(1, 0.02 * apart.numel()):
             return f"{shape}: {int((apart > 0).sum()):,} of {apart.numel():,} scales are wrong"
         found = out.view(torch.float8_e4m3fn).float() * number_formats.decode_e8m0(
             out_scales
