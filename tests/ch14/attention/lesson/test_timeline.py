@@ -184,7 +184,10 @@ def test_the_record_shows_what_the_notebook_says():
             if (row["lane"], row["kind"]) == (lane, "wait")
             and row["end"] <= products[lane, 0, 0, False]["begin"]
         )
-        assert statistics.median(each) < recorder.PRODUCT_CYCLES / 2 and start + len(each) * scope > sum(each) / 2
+        assert (
+            statistics.median(each) < recorder.PRODUCT_CYCLES / 2
+            and start + len(each) * scope > sum(each) / 2
+        )
 
 
 def test_a_trace_without_scopes_is_refused():
