@@ -84,8 +84,8 @@ def import_experiments() -> None:
 def find_left(since: str) -> list[str]:
     """Return the experiments that this GPU has no record of since a time ("2026-11-28T09:00:00Z").
 
-    Those whose code has changed come first, then the oldest records.
-    A record of builds, which need no GPU, counts as long as its code does.
+    Those whose code has changed come first, then the oldest records. A record of builds, which need no GPU, counts as
+    long as its code does.
     """
     import_experiments()
     folder, stale, others = results.results_folder(), [], []
@@ -236,9 +236,16 @@ def _record_experiments(names: list[str], folder: pathlib.Path | None, gpus: lis
     """
     outcomes, left = {}, iter(names)
     try:
-        with ThreadPoolExecutor(len(gpus)) as threads:
-            list(threads.map(lambda gpu: _measure_next(left, gpu, folder, outcomes), gpus))
-        if len(gpus) > 1:
+        if len(gpus) == 1:
+            _measure_next(left, gpus[0], folder, outcomes)
+        else:
+            with ThreadPoolExecutor(len(gpus)) as threads:
+                waiting = threads.map(lambda gpu: _measure_next(left, gpu, folder, outcomes), gpus)
+                try:
+                    list(waiting)
+                except KeyboardInterrupt:
+                    list(left)  # what has begun ends, and nothing else begins
+                    raise
             again = [name for name in names if outcomes[name] == ELSEWHERE]
             _measure_next(iter(again), "", folder, outcomes)
     except KeyboardInterrupt:
@@ -283,7 +290,11 @@ def _list_folders(options: argparse.Namespace) -> list[pathlib.Path]:
     folder = results.results_folder() / device.current().slug
     if options.all and headlines.find_folder() != folder:
         raise ValueError(f"{folder} holds records of another torch: name another folder with TILES_RESULTS")
-    return [folder, ROOT / "notebooks", *([headlines.find_folder("tests")] if options.tests else [])]
+    return [
+        folder,
+        ROOT / "notebooks",
+        *([headlines.find_folder("tests")] if options.tests or options.all else []),
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import filelock
 import nbformat
@@ -178,6 +179,23 @@ def test_experiments_that_are_refused(experiments, capsys):
     assert refused(["--experiments", "--tests"], capsys).startswith(
         "--experiments runs neither notebooks nor tests: "
     )
+
+
+@pytest.mark.parametrize("gpus", [[""], ["GPU-a", "GPU-b"]])
+def test_an_interrupt_begins_no_other_experiment(experiments, monkeypatch, tmp_path, capsys, gpus):
+    begun = []
+
+    def measure_next(left, gpu, *_):
+        for name in left:
+            begun.append(name)
+            if name == "first":
+                raise KeyboardInterrupt
+            time.sleep(0.2)
+
+    monkeypatch.setattr(record, "_measure_next", measure_next)
+    names = ["first", *map(str, range(50))]
+    assert record._record_experiments(names, tmp_path, gpus) == 130
+    assert len(begun) < 4 and capsys.readouterr().out.startswith("interrupted; left as before: first, 0")
 
 
 def test_one_recording_of_everything(experiments, monkeypatch, capsys):
